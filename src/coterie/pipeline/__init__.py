@@ -1,0 +1,1 @@
+"""Run one stage of a schedule: compute, send, receive, stash weights, update."""

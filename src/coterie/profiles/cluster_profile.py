@@ -1,0 +1,70 @@
+"""What devices can do and how fast they reach each other."""
+
+from typing import Literal
+
+import msgspec
+
+from coterie.ids import WorkerId
+
+DeviceType = Literal["cpu", "cuda", "mps", "xpu"]
+
+
+class UnitTiming(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds of one kind of unit on one device at `typical_tokens`, affine in the rows of a micro-batch."""
+
+    kind: str
+    forward_fixed_s: float = 0.0
+    forward_per_row_s: float = 0.0
+    backward_fixed_s: float = 0.0
+    backward_per_row_s: float = 0.0
+
+    def forward_s(self, rows: int) -> float:
+        """Seconds of a forward over `rows` rows."""
+        return self.forward_fixed_s + self.forward_per_row_s * rows
+
+    def backward_s(self, rows: int) -> float:
+        """Seconds of a backward over `rows` rows."""
+        return self.backward_fixed_s + self.backward_per_row_s * rows
+
+
+class DeviceProfile(msgspec.Struct, frozen=True, kw_only=True):
+    """One device, as its worker measured it.
+
+    Attributes:
+        worker: The worker on it.
+        name: What its owner calls it.
+        device_type: Where its stage would run.
+        memory_bytes: What the worker process may use in all: the least of the user's budget, container limits and free
+            memory; on a GPU the device memory's budget.
+        base_bytes: What the worker process uses before it holds a stage.
+        threads: Compute threads.
+        timings: Measured seconds per kind of unit.
+        flops_per_s: Measured speed of a plain matrix product; stands in for kinds without a timing.
+        update_bytes_per_s: Trained bytes that an optimizer update passes per second.
+    """
+
+    worker: WorkerId
+    name: str
+    device_type: DeviceType = "cpu"
+    memory_bytes: int
+    base_bytes: int
+    threads: int = 1
+    timings: tuple[UnitTiming, ...] = ()
+    flops_per_s: float
+    update_bytes_per_s: float = 1e9
+
+
+class LinkProfile(msgspec.Struct, frozen=True, kw_only=True):
+    """One direction between two workers, measured by a probe."""
+
+    source: WorkerId
+    target: WorkerId
+    bytes_per_s: float
+    latency_s: float
+
+
+class ClusterProfile(msgspec.Struct, frozen=True, kw_only=True):
+    """All devices and all measured links of a run."""
+
+    devices: tuple[DeviceProfile, ...]
+    links: tuple[LinkProfile, ...] = ()

@@ -1,0 +1,67 @@
+"""What one unit of a model costs, counted on the meta device at the run's shapes."""
+
+import msgspec
+
+UnitKind = str
+"""Units of equal kind have equal shapes and so equal cost: `embedding`, `output layer`, or `block-<digest>`."""
+
+
+class AffineBytes(msgspec.Struct, frozen=True, kw_only=True):
+    """Bytes as a function of the rows in a micro-batch: `fixed + per_row * rows` (exact for dense transformers)."""
+
+    fixed: int = 0
+    per_row: int = 0
+
+    def at(self, rows: int) -> int:
+        """Bytes for a micro-batch of `rows` rows."""
+        return self.fixed + self.per_row * rows
+
+
+class LayerProfile(msgspec.Struct, frozen=True, kw_only=True):
+    """One unit: the embedding, one block, or the output layer; what a cut can fall between.
+
+    Attributes:
+        name: `embedding`, `block 0` ... `block n-1`, `output layer`.
+        kind: See `UnitKind`.
+        parameter_bytes: Own parameters in memory, trained and frozen; tied ones count in both ends.
+        trainable_bytes: The part of them that is trained (float32).
+        largest_trainable_bytes: The largest single trained tensor (optimizer transients scale with it).
+        saved: Activations kept for backward per micro-batch, distinct storages, parameters excluded, at `memory_tokens`.
+        boundary: The unit's output, sent to the next stage if a cut follows, at `memory_tokens` (float32).
+        transient: Largest working memory of one forward + backward above what is saved, at `memory_tokens`.
+        forward_flops_per_row: Multiply-adds x 2 of a forward at `typical_tokens`.
+        backward_flops_per_row: The same for backward, given what is trained.
+    """
+
+    name: str
+    kind: UnitKind
+    parameter_bytes: int
+    trainable_bytes: int
+    largest_trainable_bytes: int
+    saved: AffineBytes
+    boundary: AffineBytes
+    transient: AffineBytes
+    forward_flops_per_row: float
+    backward_flops_per_row: float
+
+
+class ModelProfile(msgspec.Struct, frozen=True, kw_only=True):
+    """A model at a run's shapes.
+
+    Attributes:
+        key: Digest of everything these figures depend on (config, trainable parts, shapes, library versions).
+        name: What to call it in tables.
+        layers: All units in order: embedding, blocks, output layer.
+        tied: The output layer uses the embedding's matrix; trained, both ends exchange its gradient each step.
+        tied_bytes: Bytes of that matrix; 0 if not tied.
+        memory_tokens: Tokens per row for memory figures: the longest padded micro-batch of the run.
+        typical_tokens: Tokens per row for time figures: the mean padded length.
+    """
+
+    key: str
+    name: str
+    layers: tuple[LayerProfile, ...]
+    tied: bool
+    tied_bytes: int
+    memory_tokens: int
+    typical_tokens: int

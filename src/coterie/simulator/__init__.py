@@ -1,0 +1,1 @@
+"""The same plan and schedule on virtual devices: what it predicts is what would run."""

@@ -1,0 +1,1 @@
+"""The program on every device: join, profile, build a stage, run it."""
