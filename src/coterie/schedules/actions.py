@@ -15,8 +15,9 @@ class Action(msgspec.Struct, frozen=True, kw_only=True):
         kind: `F` forward, `B` backward, `U` optimizer update.
         step: Optimizer step within the segment, from 0 (a step is one mini-batch of `micro_batches` micro-batches).
         micro_batch: Micro-batch within the step, from 0. For `U`: the last micro-batch whose gradient it applies.
-        weight_version: For `F`: how many updates this stage has applied since the segment's start. For `B`: the version
-            its forward used. For `U`: the version it makes.
+        weight_version: Versions are counted per stage from 0 at the segment's start, one more with each update. For
+            `F`: the version it computes with (the newest, except under `2bw`, where it may be the one before). For `B`:
+            the version its forward used. For `U`: the version it makes.
     """
 
     kind: ActionKind
