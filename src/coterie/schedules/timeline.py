@@ -50,12 +50,12 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def steady_step_s(self) -> float:
-        """Seconds per optimizer step once the pipeline is full: over the second half of the steps."""
+        """Seconds per optimizer step once the pipeline is full and before it drains: over the middle half of the steps."""
         steps = len(self.step_end_s)
-        if steps == 1:
-            return self.step_end_s[0]
-        half = steps // 2
-        return (self.step_end_s[-1] - self.step_end_s[half - 1]) / (steps - half)
+        first, last = steps // 4, 3 * steps // 4
+        if first == last:
+            return self.step_end_s[-1] / steps
+        return (self.step_end_s[last] - self.step_end_s[first]) / (last - first)
 
 
 def simulate_times(schedule: Schedule, times: Sequence[StageTimes]) -> Timeline:
