@@ -143,3 +143,14 @@ class InterruptedRunError(CoterieError):
 
     slug = "interrupted"
     exit_code = 130
+
+
+def error_from_slug(slug: str, message: str, hint: str = "") -> CoterieError:
+    """The error that a peer reported by its slug; an unknown slug gives the root class."""
+    pending = [CoterieError]
+    while pending:
+        kind = pending.pop()
+        if kind.slug == slug:
+            return kind(message, hint=hint)
+        pending.extend(kind.__subclasses__())
+    return CoterieError(message, hint=hint)

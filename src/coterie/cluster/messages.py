@@ -1,0 +1,310 @@
+"""The words that coordinator and workers exchange: every control message of the wire, one closed union.
+
+A message travels as the msgpack `body` of a frame of kind `control`; frames of the other kinds (`FrameKind`) carry
+tensors. Decoding is strict: an unknown tag, a missing field or a wrong type is a `ProtocolError`, never an attribute
+error deep inside a program.
+"""
+
+from typing import Final
+
+import msgspec
+
+from coterie.errors import ProtocolError
+from coterie.ids import COORDINATOR, RunId, WorkerId
+from coterie.jobs.model_spec import ModelSpec
+from coterie.jobs.optimizer_spec import OptimizerSpec
+from coterie.planner.plan import Plan
+from coterie.profiles.cluster_profile import DeviceProfile, DeviceType
+from coterie.profiles.model_profile import ModelProfile
+from coterie.schedules.actions import ScheduleKind
+from coterie.transport.frame import Frame, FrameHeader
+
+CONTROL: Final = "control"
+"""Kind of frames whose body is one of the messages below."""
+
+WEIGHTS: Final = "weights"
+"""Coordinator to worker: one unit's tensors, named `param/<name>` and `optim/<name>/<field>`; body: `UnitBody`."""
+
+STATE: Final = "state"
+"""Worker to coordinator: the same tensors back, for a checkpoint; body: `UnitBody`."""
+
+BATCH: Final = "batch"
+"""Coordinator to worker: one micro-batch's input tensors, and `labels` for the last stage; body: `BatchBody`."""
+
+HIDDEN: Final = "hidden"
+"""Worker to the next: hidden states [B, T, D]."""
+
+GRADIENT: Final = "gradient"
+"""Worker to the one before: the gradient of those hidden states."""
+
+TIED: Final = "tied"
+"""Between the first and the last stage: the gradient of the shared matrix [V, D]."""
+
+PREDICTIONS: Final = "predictions"
+"""Last worker to coordinator, in evaluation: predicted label ids; body: `PredictionsBody`."""
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag=True):
+    """Base of the union; its subclasses' names are the tags."""
+
+
+class Hello(Message, frozen=True, kw_only=True):
+    """Worker's first words: who it is, with the token of the join link."""
+
+    wire_version: int
+    package_version: str
+    token: str
+    name: str
+    device_type: DeviceType
+    threads: int
+    memory_bytes: int
+    host_id: str
+    hosts: tuple[str, ...]
+    port: int
+    fingerprint: str
+    unix_path: str = ""
+
+
+class Welcome(Message, frozen=True, kw_only=True):
+    """Coordinator's answer: the worker is in, under this id."""
+
+    worker: WorkerId
+    run: RunId
+    heartbeat_s: float
+    silence_limit_s: float
+
+
+class Refused(Message, frozen=True, kw_only=True):
+    """Coordinator's other answer: an error by its slug."""
+
+    slug: str
+    message: str
+    hint: str = ""
+
+
+class ProfileRequest(Message, frozen=True, kw_only=True):
+    """Measure the device on this model at these row counts."""
+
+    spec: ModelSpec
+    model: ModelProfile
+    rows: tuple[int, ...]
+
+
+class Profiled(Message, frozen=True, kw_only=True):
+    """What the worker measured."""
+
+    profile: DeviceProfile
+
+
+class PeerAddress(Message, frozen=True, kw_only=True):
+    """Where a worker listens for the stage before it."""
+
+    worker: WorkerId
+    host_id: str
+    hosts: tuple[str, ...]
+    port: int
+    fingerprint: str
+    unix_path: str = ""
+
+
+class Assign(Message, frozen=True, kw_only=True):
+    """Build this stage of this plan. `WEIGHTS` frames of its units follow.
+
+    Attributes:
+        gradient_below: Some parameter of an earlier stage is trained, so this stage must send gradients down.
+        tied_peer: The worker that holds the other end of a trained tied matrix; empty if none.
+        peer_token: What workers show each other when they open direct links.
+    """
+
+    run: RunId
+    plan: Plan
+    stage: int
+    spec: ModelSpec
+    optimizer: OptimizerSpec
+    task: str
+    gradient_below: bool
+    tied_peer: WorkerId
+    peers: tuple[PeerAddress, ...]
+    peer_token: str
+
+
+class PeerHello(Message, frozen=True, kw_only=True):
+    """First words on a direct link between two workers."""
+
+    run: RunId
+    plan_version: int
+    source: WorkerId
+    token: str
+
+
+class StageReady(Message, frozen=True, kw_only=True):
+    """The stage is built and its links are open."""
+
+    stage: int
+    link_to_next: str
+    base_bytes: int
+
+
+class RunSegment(Message, frozen=True, kw_only=True):
+    """Run `steps` optimizer steps from `first_step` on, in the order of `schedule`."""
+
+    schedule: ScheduleKind
+    first_step: int
+    steps: int
+    micro_batches: int
+
+
+class BatchBody(Message, frozen=True, kw_only=True):
+    """What a micro-batch's tensors do not say."""
+
+    rows: int
+    step_loss_tokens: int
+    micro_batch_loss_tokens: int
+    samples_seen: int
+
+
+class UnitBody(Message, frozen=True, kw_only=True):
+    """Which unit a `WEIGHTS` or `STATE` frame carries."""
+
+    unit: int
+
+
+class PredictionsBody(Message, frozen=True, kw_only=True):
+    """Loss of an evaluation micro-batch; its predictions are the frame's tensor."""
+
+    loss_sum: float
+    loss_tokens: int
+
+
+class MicroBatchDone(Message, frozen=True, kw_only=True):
+    """Last stage: the summed loss of one micro-batch."""
+
+    step: int
+    micro_batch: int
+    loss_sum: float
+    loss_tokens: int
+
+
+class StepDone(Message, frozen=True, kw_only=True):
+    """Every stage, after each optimizer step."""
+
+    step: int
+    forward_s: float
+    backward_s: float
+    update_s: float
+    grad_norm: float
+    learning_rate: float
+    peak_bytes: int
+    live_weight_versions: int
+    bytes_sent: int
+
+
+class NormPart(Message, frozen=True, kw_only=True):
+    """This stage's sums of squared gradients, (unit, float64) each."""
+
+    step: int
+    squares: tuple[tuple[int, float], ...]
+
+
+class NormTotal(Message, frozen=True, kw_only=True):
+    """The sum over all stages, in unit order."""
+
+    step: int
+    total: float
+
+
+class SaveState(Message, frozen=True, kw_only=True):
+    """Send all trained units' state as `STATE` frames, then `StateSent`."""
+
+    step: int
+
+
+class StateSent(Message, frozen=True, kw_only=True):
+    """All `STATE` frames of this step are out."""
+
+    step: int
+
+
+class SegmentDone(Message, frozen=True, kw_only=True):
+    """A segment has ended on this stage and its pipeline is empty."""
+
+    first_step: int
+
+
+class Heartbeat(Message, frozen=True, kw_only=True):
+    """Still here."""
+
+    rss_bytes: int = 0
+
+
+class Failed(Message, frozen=True, kw_only=True):
+    """Something went wrong here: an error of `coterie.errors` by its slug. The sender ends."""
+
+    slug: str
+    message: str
+    hint: str = ""
+
+
+class Stop(Message, frozen=True, kw_only=True):
+    """The run is over for this worker."""
+
+    reason: str = ""
+
+
+class Goodbye(Message, frozen=True, kw_only=True):
+    """The worker leaves in order."""
+
+    reason: str = ""
+
+
+AnyMessage = (
+    Hello
+    | Welcome
+    | Refused
+    | ProfileRequest
+    | Profiled
+    | PeerAddress
+    | Assign
+    | PeerHello
+    | StageReady
+    | RunSegment
+    | BatchBody
+    | UnitBody
+    | PredictionsBody
+    | MicroBatchDone
+    | StepDone
+    | NormPart
+    | NormTotal
+    | SaveState
+    | StateSent
+    | SegmentDone
+    | Heartbeat
+    | Failed
+    | Stop
+    | Goodbye
+)
+
+_ENCODER = msgspec.msgpack.Encoder()
+_DECODER = msgspec.msgpack.Decoder(AnyMessage)
+
+
+def pack(message: Message) -> bytes:
+    """The message as the body of a frame."""
+    return _ENCODER.encode(message)
+
+
+def unpack(body: bytes) -> AnyMessage:
+    """The message in a frame's body.
+
+    Raises:
+        ProtocolError: The bytes are no message of this version.
+    """
+    try:
+        return _DECODER.decode(body)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise ProtocolError(f"a peer sent a control message that does not decode: {error}") from error
+
+
+def control(message: Message, *, source: WorkerId = COORDINATOR, target: WorkerId = COORDINATOR) -> Frame:
+    """A frame that carries `message`."""
+    return Frame(FrameHeader(kind=CONTROL, source=source, target=target, body=pack(message)))

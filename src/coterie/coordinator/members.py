@@ -1,0 +1,256 @@
+"""Who has joined: the door (hello, token, version), one reader per worker, relaying between workers, silence."""
+
+import asyncio
+import hmac
+from collections.abc import Callable
+
+from coterie import __version__
+from coterie.clock import Clock
+from coterie.cluster.membership import ClusterState, Heard, Joined, Left, apply, decide
+from coterie.cluster.messages import (
+    CONTROL,
+    AnyMessage,
+    Failed,
+    Goodbye,
+    Heartbeat,
+    Hello,
+    Message,
+    Refused,
+    Welcome,
+    control,
+    unpack,
+)
+from coterie.errors import (
+    CoterieError,
+    JoinRefusedError,
+    ProtocolError,
+    VersionMismatchError,
+    WorkerLostError,
+    error_from_slug,
+)
+from coterie.ids import COORDINATOR, RunId, WorkerId
+from coterie.logs import get_logger
+from coterie.transport.frame import Frame
+from coterie.transport.link import Link
+
+log = get_logger(__name__)
+
+WIRE_VERSION = 1
+"""Raised with every change of `coterie.cluster.messages` that an older peer would misread."""
+
+HEARTBEAT_S = 2.0
+"""A worker that computes still sends heartbeats: they come from its network thread."""
+
+
+class Member:
+    """One worker that is in."""
+
+    def __init__(self, worker: WorkerId, hello: Hello, link: Link) -> None:
+        self.worker = worker
+        self.hello = hello
+        self.link = link
+        self.rss_bytes = 0
+        self.leaving = False
+
+    async def send(self, message: Message) -> None:
+        """Send a control message.
+
+        Raises:
+            WorkerLostError: The link is gone.
+        """
+        await self.send_frame(control(message, target=self.worker))
+
+    async def send_frame(self, frame: Frame) -> None:
+        """Send any frame; see `send`."""
+        try:
+            await self.link.send(frame)
+        except CoterieError as error:
+            raise WorkerLostError(f"the link to {self.hello.name} broke: {error.message}") from error
+
+
+class Event:
+    """Something a worker said, for the supervising loop: a message, and the frame it came in."""
+
+    __slots__ = ("frame", "member", "message")
+
+    def __init__(self, member: Member, message: AnyMessage | None, frame: Frame) -> None:
+        self.member = member
+        self.message = message
+        self.frame = frame
+
+
+class Members:
+    """All workers of a run. Feed it links by `admit`; read what they say by `next_event`."""
+
+    def __init__(self, run: RunId, token: str, clock: Clock, *, silence_limit_s: float, capacity: int) -> None:
+        self.run = run
+        self._token = token
+        self._clock = clock
+        self._silence_limit_s = silence_limit_s
+        self._capacity = capacity
+        self._state = ClusterState()
+        self._events: asyncio.Queue[Event | CoterieError] = asyncio.Queue()
+        self._joined = asyncio.Condition()
+        self._closing = False
+        self.by_id: dict[WorkerId, Member] = {}
+        self.on_heartbeat: Callable[[Member], None] = lambda _member: None
+
+    async def admit(self, link: Link, raise_limits: Callable[[], None]) -> None:
+        """Serve one accepted link until it ends; returns then. `raise_limits` is called once the peer is trusted."""
+        try:
+            member = await self._greet(link)
+        except CoterieError as error:
+            log.info("a peer was refused: %s", error.message)
+            await _refuse(link, error)
+            return
+        raise_limits()
+        async with self._joined:
+            self._joined.notify_all()
+        await self._read(member)
+
+    async def _greet(self, link: Link) -> Member:
+        frame = await link.receive()
+        hello = unpack(frame.header.body) if frame.header.kind == CONTROL else None
+        if not isinstance(hello, Hello):
+            raise ProtocolError(f"a peer began with a {frame.header.kind} frame where its hello was expected")
+        if hello.wire_version != WIRE_VERSION:
+            raise VersionMismatchError(
+                f"{hello.name} speaks wire version {hello.wire_version} (coterie {hello.package_version}), "
+                f"this coordinator speaks {WIRE_VERSION} (coterie {__version__})",
+                hint="install the same version of coterie on both machines",
+            )
+        if not hmac.compare_digest(hello.token.encode(), self._token.encode()):
+            raise JoinRefusedError(
+                f"{hello.name} showed a wrong join token", hint="copy the whole link that `coterie train` printed"
+            )
+        if len(self.by_id) >= self._capacity:
+            raise JoinRefusedError(
+                f"the run has all the {self._capacity} workers it waits for", hint="raise cluster.workers in the recipe"
+            )
+        worker = self._fresh_id(hello.name)
+        member = Member(worker, hello, link)
+        self.by_id[worker] = member
+        self._state = apply(self._state, Joined(worker=worker, at_s=self._clock.now()))
+        await member.send(
+            Welcome(worker=worker, run=self.run, heartbeat_s=HEARTBEAT_S, silence_limit_s=self._silence_limit_s)
+        )
+        return member
+
+    def _fresh_id(self, name: str) -> WorkerId:
+        """The device's name, with a number where two devices share one."""
+        base = "".join(char if char.isalnum() or char in "-_." else "-" for char in name)[:40] or "device"
+        candidate, number = base, 2
+        while candidate == COORDINATOR or WorkerId(candidate) in self.by_id:
+            candidate, number = f"{base}-{number}", number + 1
+        return WorkerId(candidate)
+
+    async def _read(self, member: Member) -> None:
+        """Take frames from one worker until its link ends: relay, note the time, hand the rest on."""
+        try:
+            while True:
+                frame = await member.link.receive()
+                self._state = apply(self._state, Heard(worker=member.worker, at_s=self._clock.now()))
+                if frame.header.target not in (COORDINATOR, ""):
+                    await self._relay(member, frame)
+                else:
+                    self._take(member, frame)
+        except CoterieError as error:
+            if not (member.leaving or self._closing):
+                lost = WorkerLostError(
+                    f"{member.hello.name} is gone: {error.message}",
+                    hint="start the worker again and continue with --resume",
+                )
+                self._events.put_nowait(lost)
+        finally:
+            self._state = apply(self._state, Left(worker=member.worker))
+            await member.link.close()
+
+    async def _relay(self, member: Member, frame: Frame) -> None:
+        """Pass a frame on between two workers that have no direct link. The source cannot be forged."""
+        target = self.by_id.get(frame.header.target)
+        if target is None or frame.header.source != member.worker:
+            raise ProtocolError(
+                f"{member.hello.name} sent a frame to {frame.header.target!r}, which is not in this run"
+            )
+        await target.send_frame(frame)
+
+    def _take(self, member: Member, frame: Frame) -> None:
+        message = unpack(frame.header.body) if frame.header.kind == CONTROL else None
+        match message:
+            case Heartbeat(rss_bytes=rss_bytes):
+                member.rss_bytes = rss_bytes
+                self.on_heartbeat(member)
+            case Failed(slug=slug, message=text, hint=hint):
+                member.leaving = True
+                self._events.put_nowait(error_from_slug(slug, f"{member.hello.name}: {text}", hint))
+            case Goodbye():
+                if not (member.leaving or self._closing):
+                    self._events.put_nowait(WorkerLostError(f"{member.hello.name} left: {message.reason}"))
+                member.leaving = True
+            case _:
+                self._events.put_nowait(Event(member, message, frame))
+
+    async def wait_for(self, count: int, timeout_s: float) -> list[Member]:
+        """Wait until `count` workers are in.
+
+        Raises:
+            JoinRefusedError: Fewer are in after `timeout_s`.
+        """
+        async with self._joined:
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await self._joined.wait_for(lambda: len(self.by_id) >= count)
+            except TimeoutError:
+                raise JoinRefusedError(
+                    f"{len(self.by_id)} of {count} workers joined within {timeout_s:.0f} s",
+                    hint="start `coterie worker LINK` on the missing devices, or lower cluster.workers",
+                ) from None
+        return list(self.by_id.values())
+
+    async def next_event(self) -> Event:
+        """The next thing a worker said.
+
+        Raises:
+            CoterieError: A worker failed, left or fell silent.
+        """
+        while True:
+            self._check_silence()
+            try:
+                async with asyncio.timeout(HEARTBEAT_S):
+                    event = await self._events.get()
+            except TimeoutError:
+                continue
+            if isinstance(event, CoterieError):
+                raise event
+            return event
+
+    def post(self, error: CoterieError) -> None:
+        """Let `next_event` raise `error`; for stop requests."""
+        self._events.put_nowait(error)
+
+    def _check_silence(self) -> None:
+        for command in decide(self._state, self._clock.now(), self._silence_limit_s):
+            name = self.by_id[command.worker].hello.name
+            raise WorkerLostError(
+                f"{name} has been silent for {command.silent_s:.0f} s (limit {self._silence_limit_s:.0f} s)",
+                hint="check the device and its network, then continue with --resume",
+            )
+
+    async def dismiss(self, message: Message) -> None:
+        """Tell every worker goodbye with `message` and close the links; workers that are gone are skipped."""
+        self._closing = True
+        for member in self.by_id.values():
+            try:
+                async with asyncio.timeout(5):
+                    await member.send(message)
+            except (CoterieError, TimeoutError):
+                log.info("%s did not hear the end of the run", member.hello.name)
+
+
+async def _refuse(link: Link, error: CoterieError) -> None:
+    try:
+        async with asyncio.timeout(5):
+            await link.send(control(Refused(slug=error.slug, message=error.message, hint=error.hint)))
+    except (CoterieError, TimeoutError):
+        log.info("a refused peer left before it heard why")
+    await link.close()

@@ -1,0 +1,184 @@
+"""The loop that keeps a pipeline of workers busy: feed micro-batches ahead, collect losses, norms and state."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from coterie.cluster.messages import (
+    PREDICTIONS,
+    STATE,
+    MicroBatchDone,
+    NormPart,
+    NormTotal,
+    PredictionsBody,
+    RunSegment,
+    SaveState,
+    SegmentDone,
+    StateSent,
+    StepDone,
+    UnitBody,
+    unpack,
+)
+from coterie.coordinator.feeding import Feeder, batch_frame
+from coterie.coordinator.ledger import Ledger, StepEntry
+from coterie.coordinator.members import Event, Member, Members
+from coterie.coordinator.segments import Segment
+from coterie.errors import ProtocolError
+from coterie.ids import WorkerId
+from coterie.planner.plan import Plan
+from coterie.transport.frame import Frame
+
+FORWARD_STEPS = 1 << 40
+"""Evaluation micro-batches are numbered from here on, so that they can never be taken for training's."""
+
+FED_AHEAD = 2
+"""Steps fed before they are needed: one under way, one waiting, so that no stage waits for the coordinator."""
+
+
+class Trainer:
+    """One plan being run. `on_step` is called once per finished optimizer step, in order."""
+
+    def __init__(self, members: Members, plan: Plan, feeder: Feeder, on_step: Callable[[int, StepEntry], None]) -> None:
+        self._members = members
+        self._plan = plan
+        self._feeder = feeder
+        self._on_step = on_step
+        self.stages: tuple[Member, ...] = tuple(members.by_id[stage.worker] for stage in plan.stages)
+        self._ledger = Ledger(tuple(stage.worker for stage in plan.stages))
+        self._norms: dict[int, dict[WorkerId, NormPart]] = {}
+        self._completed = 0
+        self._segments_done: dict[int, int] = {}
+        self._next_forward_step = FORWARD_STEPS
+        self.stop_requested = False
+
+    async def run(self, segments: Sequence[Segment]) -> int:
+        """Run segments that follow each other; the step reached, less than the last one's end if a stop was requested.
+
+        Raises:
+            CoterieError: A worker failed, left or fell silent.
+        """
+        self._completed = segments[0].first_step
+        for segment in segments:
+            await self._wait_for_room(segment.first_step)
+            if self.stop_requested:
+                await self._wait_until(segment.first_step)
+                return segment.first_step
+            await self._announce(segment)
+            for step in range(segment.first_step, segment.stop_step):
+                await self._wait_for_room(step)
+                await self._feed(self._feeder, step, step)
+        await self._wait_until(segments[-1].stop_step)
+        return segments[-1].stop_step
+
+    async def _wait_for_room(self, step: int) -> None:
+        while step - self._completed >= FED_AHEAD:
+            await self._take_event()
+
+    async def _wait_until(self, step: int) -> None:
+        """Wait until all stages have ended all steps before `step`."""
+        while self._completed < step:
+            await self._take_event()
+
+    async def _announce(self, segment: Segment) -> None:
+        message = RunSegment(
+            schedule=self._plan.schedule,
+            first_step=segment.first_step,
+            steps=segment.steps,
+            micro_batches=self._plan.micro_batches,
+        )
+        await asyncio.gather(*(member.send(message) for member in self.stages))
+
+    async def _feed(self, feeder: Feeder, step: int, wire_step: int) -> None:
+        for index, batch in enumerate(feeder.micro_batches(step)):
+            await asyncio.gather(
+                *(
+                    member.send_frame(
+                        batch_frame(
+                            batch,
+                            self._members.run,
+                            self._plan.version,
+                            (wire_step, index),
+                            member.worker,
+                            labelled=member is self.stages[-1],
+                        )
+                    )
+                    for member in self.stages
+                )
+            )
+
+    async def _take_event(self) -> Event | None:
+        """Handle the next thing a worker says; returned if it is not part of training itself."""
+        event = await self._members.next_event()
+        match event.message:
+            case MicroBatchDone() as message:
+                self._ledger.micro_batch_done(message)
+            case StepDone() as message:
+                entry = self._ledger.step_done(event.member.worker, message)
+                if entry is not None:
+                    self._completed = message.step + 1
+                    self._on_step(message.step, entry)
+            case NormPart() as message:
+                await self._add_norm(event.member, message)
+            case SegmentDone():
+                pass  # the last step's StepDone, or its predictions, have said it already
+            case _:
+                return event
+        return None
+
+    async def _add_norm(self, member: Member, message: NormPart) -> None:
+        """Sum the squared norms of all stages in unit order, so that the sum does not depend on the cut."""
+        parts = self._norms.setdefault(message.step, {})
+        parts[member.worker] = message
+        if len(parts) < len(self.stages):
+            return
+        del self._norms[message.step]
+        total = 0.0
+        for _unit, square in sorted(pair for part in parts.values() for pair in part.squares):
+            total += square
+        await asyncio.gather(*(stage.send(NormTotal(step=message.step, total=total)) for stage in self.stages))
+
+    async def save_state(self, step: int, keep: Callable[[int, Frame], None]) -> None:
+        """Collect all trained units' parameters and optimizer state; `keep(unit, frame)` stores each as it arrives."""
+        await asyncio.gather(*(member.send(SaveState(step=step)) for member in self.stages))
+        missing = {member.worker for member in self.stages}
+        while missing:
+            event = await self._take_event()
+            if event is None:
+                continue
+            if event.frame.header.kind == STATE:
+                body = unpack(event.frame.header.body)
+                if not isinstance(body, UnitBody):
+                    raise ProtocolError(f"{event.member.hello.name} sent state without saying of which unit")
+                keep(body.unit, event.frame)
+            elif isinstance(event.message, StateSent):
+                missing.discard(event.member.worker)
+            else:
+                raise ProtocolError(f"{event.member.hello.name} sent {event.frame.header.kind} while state was due")
+
+    async def forward(
+        self, feeder: Feeder, steps: int, on_predictions: Callable[[int, PredictionsBody, Frame], None]
+    ) -> None:
+        """Run the pipeline forward only over `steps` steps of one micro-batch each, as for evaluation.
+
+        `on_predictions(step, body, frame)` gets each micro-batch's predicted ids and loss, in order.
+        """
+        base = self._next_forward_step
+        self._next_forward_step += steps
+        message = RunSegment(schedule="forward", first_step=base, steps=steps, micro_batches=1)
+        await asyncio.gather(*(member.send(message) for member in self.stages))
+        # One micro-batch in each stage and one on the way to it: no stage runs dry, and no inbox grows.
+        window = 2 * len(self.stages)
+        fed = done = 0
+        while done < steps:
+            while fed < steps and fed - done < window:
+                await self._feed(feeder, fed, base + fed)
+                fed += 1
+            event = await self._take_event()
+            if event is None:
+                continue
+            body = unpack(event.frame.header.body)
+            if event.frame.header.kind != PREDICTIONS or not isinstance(body, PredictionsBody):
+                raise ProtocolError(
+                    f"{event.member.hello.name} sent {event.frame.header.kind} where predictions were due"
+                )
+            on_predictions(event.frame.header.step - base, body, event.frame)
+            done += 1

@@ -1,0 +1,68 @@
+"""How the compute thread sends without waiting for the network, until too much is unsent."""
+
+import asyncio
+import threading
+
+from coterie.errors import CoterieError
+from coterie.transport.frame import Frame
+from coterie.transport.link import Link
+
+
+class Outbox:
+    """Frames from the compute thread to one link, sent by a task of the event loop in order.
+
+    `post` blocks while `limit_bytes` are unsent: a slow link slows its stage down instead of filling the memory.
+    """
+
+    def __init__(self, link: Link, loop: asyncio.AbstractEventLoop, *, limit_bytes: int) -> None:
+        self._link = link
+        self._loop = loop
+        self._limit_bytes = limit_bytes
+        self._unsent_bytes = 0
+        self._room = threading.Condition()
+        self._error: CoterieError | None = None
+        self._queue: asyncio.Queue[Frame] = asyncio.Queue()
+        self._task = loop.create_task(self._send_all())
+
+    def post(self, frame: Frame) -> None:
+        """Queue a frame; called from the compute thread.
+
+        Raises:
+            CoterieError: The link broke.
+        """
+        size = frame.payload_bytes
+        with self._room:
+            # One frame larger than the limit passes alone.
+            while self._error is None and self._unsent_bytes and self._unsent_bytes + size > self._limit_bytes:
+                self._room.wait()
+            if self._error is not None:
+                raise self._error
+            self._unsent_bytes += size
+        self._loop.call_soon_threadsafe(self._queue.put_nowait, frame)
+
+    def fail(self, error: CoterieError) -> None:
+        """Wake the compute thread with `error`, now and later."""
+        with self._room:
+            self._error = self._error or error
+            self._room.notify_all()
+
+    async def drain(self) -> None:
+        """Wait until everything posted so far has been handed to the network."""
+        await self._queue.join()
+
+    def cancel(self) -> None:
+        """Stop sending; what is queued is lost."""
+        self._task.cancel()
+
+    async def _send_all(self) -> None:
+        while True:
+            frame = await self._queue.get()
+            try:
+                await self._link.send(frame)
+            except CoterieError as error:
+                self.fail(error)
+            finally:
+                self._queue.task_done()
+                with self._room:
+                    self._unsent_bytes -= frame.payload_bytes
+                    self._room.notify_all()
