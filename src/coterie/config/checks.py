@@ -1,0 +1,123 @@
+"""Options that exclude each other, or make no sense together: what a single value's range cannot say."""
+
+import itertools
+from collections.abc import Iterator
+
+import msgspec
+
+from coterie.config.recipe import Recipe, TrainSection
+from coterie.units import parse_bytes
+
+
+class Contradiction(msgspec.Struct, frozen=True, kw_only=True):
+    """What is wrong, at which key; `others` are further keys that the sentence relies on."""
+
+    key: str
+    text: str
+    others: tuple[str, ...] = ()
+
+
+def contradictions(recipe: Recipe) -> Iterator[Contradiction]:
+    """Everything contradictory in `recipe`. A written-out default contradicts nothing: a run's own recipe has them all."""
+    yield from _method(recipe.train)
+    yield from _batches(recipe.train)
+    yield from _devices(recipe)
+    yield from _local_workers(recipe)
+    if recipe.cluster.heartbeat_timeout_s <= recipe.cluster.heartbeat_s:
+        yield Contradiction(
+            key="cluster.heartbeat_timeout_s",
+            text=f"is {recipe.cluster.heartbeat_timeout_s:g} s, not longer than heartbeat_s "
+            f"({recipe.cluster.heartbeat_s:g} s): every worker would count as lost",
+            others=("cluster.heartbeat_s",),
+        )
+
+
+def _method(train: TrainSection) -> Iterator[Contradiction]:
+    if train.method == "full":
+        for key in ("lora_rank", "lora_alpha", "lora_dropout", "lora_targets"):
+            if getattr(train, key) != getattr(TrainSection(), key):
+                yield Contradiction(
+                    key=f"train.{key}",
+                    text='has no effect with method = "full"; set method = "lora" or leave it out',
+                    others=("train.method",),
+                )
+    elif train.freeze:
+        yield Contradiction(
+            key="train.freeze",
+            text='has no effect with method = "lora", which trains adapters only; leave it out',
+            others=("train.method",),
+        )
+    if train.optimizer != "sgd" and train.momentum:
+        yield Contradiction(
+            key="train.momentum",
+            text=f'is for optimizer = "sgd", but the optimizer is "{train.optimizer}"',
+            others=("train.optimizer",),
+        )
+
+
+def _batches(train: TrainSection) -> Iterator[Contradiction]:
+    if train.micro_batches is not None and train.micro_batches > train.batch_rows:
+        yield Contradiction(
+            key="train.micro_batches",
+            text=f"is {train.micro_batches}, more than the {train.batch_rows} rows of a batch (batch_rows)",
+            others=("train.batch_rows",),
+        )
+    if train.warmup_steps is not None and train.warmup_ratio:
+        yield Contradiction(
+            key="train.warmup_steps",
+            text="and warmup_ratio exclude each other; give one",
+            others=("train.warmup_ratio",),
+        )
+
+
+def _devices(recipe: Recipe) -> Iterator[Contradiction]:
+    plan, cluster = recipe.plan, recipe.cluster
+    if plan.max_workers is not None and plan.max_workers < plan.min_workers:
+        yield Contradiction(
+            key="plan.max_workers",
+            text=f"is {plan.max_workers}, less than min_workers ({plan.min_workers})",
+            others=("plan.min_workers",),
+        )
+    if cluster.workers is not None and cluster.workers < len(cluster.local_workers):
+        yield Contradiction(
+            key="cluster.workers",
+            text=f"is {cluster.workers}, but {len(cluster.local_workers)} local workers are given",
+            others=("cluster.local_workers",),
+        )
+    if plan.min_workers > cluster.workers_expected:
+        yield Contradiction(
+            key="plan.min_workers",
+            text=f"is {plan.min_workers}, but the run starts with {cluster.workers_expected} workers (cluster.workers)",
+            others=("cluster.workers", "cluster.local_workers"),
+        )
+    if plan.cuts is not None:
+        yield from _cuts(recipe, plan.cuts)
+
+
+def _cuts(recipe: Recipe, cuts: tuple[int, ...]) -> Iterator[Contradiction]:
+    if any(left >= right for left, right in itertools.pairwise(cuts)):
+        yield Contradiction(key="plan.cuts", text=f"is {list(cuts)}: units must rise from cut to cut")
+    stages = len(cuts) + 1
+    most = recipe.cluster.workers_expected
+    if recipe.plan.max_workers is not None:
+        most = min(most, recipe.plan.max_workers)
+    if stages > most:
+        yield Contradiction(
+            key="plan.cuts",
+            text=f"makes {stages} stages, but only {most} workers may be used",
+            others=("plan.max_workers", "cluster.workers", "cluster.local_workers"),
+        )
+
+
+def _local_workers(recipe: Recipe) -> Iterator[Contradiction]:
+    names: set[str] = set()
+    for index, worker in enumerate(recipe.cluster.local_workers):
+        path = f"cluster.local_workers[{index}]"
+        if worker.memory is not None:
+            try:
+                parse_bytes(worker.memory)
+            except ValueError as error:
+                yield Contradiction(key=f"{path}.memory", text=f"is wrong: {error}")
+        if worker.name is not None and worker.name in names:
+            yield Contradiction(key=f"{path}.name", text=f"is {worker.name!r}, which another worker is called already")
+        names.add(worker.name or "")

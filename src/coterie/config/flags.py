@@ -1,0 +1,54 @@
+"""The recipe as command-line flags: `--epochs 3` overrides `epochs = 3` of the file."""
+
+import argparse
+import typing
+from collections.abc import Collection
+
+from coterie.config.fields import RecipeField, choices, default_text, plain_type, recipe_fields, section_structs
+
+_DEST = "recipe:"
+
+
+def add_recipe_flags(parser: argparse.ArgumentParser, *, sections: Collection[str] | None = None) -> None:
+    """One flag per field, grouped by section; `sections` limits them. Values stay text: `load_recipe` checks them."""
+    for section, struct in section_structs().items():
+        if sections is not None and section not in sections:
+            continue
+        group = parser.add_argument_group(f"[{section}]", (struct.__doc__ or "").splitlines()[0])
+        for field in recipe_fields():
+            if field.section == section:
+                _add_flag(group, field)
+
+
+def overrides_from(args: argparse.Namespace) -> dict[str, object]:
+    """What the flags of `add_recipe_flags` gave, by dotted key, for `load_recipe`."""
+    return {
+        name.removeprefix(_DEST): value
+        for name, value in vars(args).items()
+        if name.startswith(_DEST) and value is not None
+    }
+
+
+def _add_flag(group: argparse._ArgumentGroup, field: RecipeField) -> None:
+    text = f"{field.description} {default_text(field)}".replace("%", "%%").replace("`", "")
+    options = plain_type(field.type)
+    dest = _DEST + field.key
+    if options is bool:
+        group.add_argument(field.flag, dest=dest, action=argparse.BooleanOptionalAction, default=None, help=text)
+    elif typing.get_origin(options) is tuple:
+        # Once per value: a flag that swallows several words would swallow the recipe's path too.
+        group.add_argument(field.flag, dest=dest, action="append", metavar=_metavar(field), help=f"{text} Repeatable.")
+    else:
+        group.add_argument(field.flag, dest=dest, metavar=_metavar(field), help=text)
+
+
+def _metavar(field: RecipeField) -> str:
+    words = choices(field.type)
+    if words:
+        return "{" + ",".join(words) + "}"
+    kind = plain_type(field.type)
+    if kind is int:
+        return "N"
+    if kind is float:
+        return "X"
+    return field.flag.removeprefix("--").rpartition("-")[2].upper()

@@ -1,0 +1,258 @@
+"""The recipe: everything a user decides about a run, one struct per section of the TOML file.
+
+Each field carries its description and its range; the reader, the command line's flags and the reference page are all
+made from them. A flag is the field's name with dashes, whatever its section, so field names are unique in the recipe
+(`Meta.extra["flag"]` gives the few flags that would read badly otherwise).
+"""
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from coterie.jobs.model_spec import TrainableMethod
+from coterie.planner.plan import Allocator, Objective
+from coterie.profiles.cluster_profile import DeviceType
+from coterie.units import parse_bytes
+
+TaskName = Literal["token-classification"]
+DataFormat = Literal["auto", "conll", "jsonl", "csv", "datasets"]
+ComputeDtype = Literal["float32", "bfloat16"]
+TrainSchedule = Literal["flush", "gpipe", "stash", "2bw"]
+
+# msgspec wants a range on the number itself, not on "number or nothing".
+PositiveInt = Annotated[int, Meta(ge=1)]
+NonNegativeInt = Annotated[int, Meta(ge=0)]
+Text = Annotated[str, Meta(min_length=1)]
+
+
+class ModelSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which pretrained model to fine-tune."""
+
+    name: Annotated[
+        str,
+        Meta(
+            min_length=1,
+            description="A Hugging Face model: a folder on disk, or a name on the hub (downloaded once).",
+            extra={"flag": "model"},
+        ),
+    ]
+    compute_dtype: Annotated[
+        ComputeDtype,
+        Meta(description="Type of the arithmetic. Trained weights stay float32. bfloat16 is slow on CPUs without AMX."),
+    ] = "float32"
+    trust_remote_code: Annotated[
+        bool, Meta(description="Run Python code that comes with the model. Only for models whose code you have read.")
+    ] = False
+
+
+class DataSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What to learn from. Relative paths start at the current folder."""
+
+    train: Annotated[
+        str,
+        Meta(min_length=1, description='Training data: a file, or with `format = "datasets"` a data set\'s name.'),
+    ]
+    dev: Annotated[Text | None, Meta(description="Data on which quality is measured after each epoch.")] = None
+    test: Annotated[Text | None, Meta(description="Data on which quality is measured once, at the end.")] = None
+    task: Annotated[TaskName, Meta(description="What the model learns to do.")] = "token-classification"
+    format: Annotated[DataFormat, Meta(description="Format of the data files; `auto` looks at name and content.")] = (
+        "auto"
+    )
+    text_column: Annotated[
+        NonNegativeInt | Text | None,
+        Meta(description="Column of the words: a number from 0, or a field's name. Default: the first."),
+    ] = None
+    label_column: Annotated[
+        NonNegativeInt | Text | None,
+        Meta(description="Column of the labels: a number from 0, or a field's name. Default: the last."),
+    ] = None
+    max_tokens: Annotated[
+        Annotated[int, Meta(ge=4)] | None,
+        Meta(description="Longest row in tokens, longer ones are cut. Default: the model's context."),
+    ] = None
+
+
+class TrainSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How the parameters are trained."""
+
+    method: Annotated[TrainableMethod, Meta(description="Train all parameters (`full`) or adapters (`lora`).")] = "full"
+    lora_rank: Annotated[int, Meta(ge=1, description="Rank of the adapters.")] = 8
+    lora_alpha: Annotated[int, Meta(ge=1, description="Scale of the adapters: their output times alpha / rank.")] = 16
+    lora_dropout: Annotated[float, Meta(ge=0, lt=1, description="Dropout before the adapters.")] = 0.0
+    lora_targets: Annotated[
+        tuple[Text, ...],
+        Meta(description="Name endings of the modules that get adapters. Default: PEFT's for the model."),
+    ] = ()
+    freeze: Annotated[
+        tuple[Text, ...],
+        Meta(description="Parameters that are not trained: `embeddings`, or patterns of names such as `*.layer.0.*`."),
+    ] = ()
+    epochs: Annotated[int, Meta(ge=1, description="Passes over the training data.")] = 3
+    max_steps: Annotated[PositiveInt | None, Meta(description="Stop after this many optimizer steps.")] = None
+    batch_rows: Annotated[int, Meta(ge=1, description="Rows (sentences) per optimizer step.")] = 16
+    micro_batches: Annotated[
+        PositiveInt | None,
+        Meta(description="Parts a batch is cut into. Fixed for a run. Default: the planner chooses."),
+    ] = None
+    learning_rate: Annotated[float, Meta(gt=0, description="Highest learning rate.")] = 5e-5
+    lr_schedule: Annotated[
+        Literal["linear", "cosine", "constant"], Meta(description="How the learning rate falls after the warm-up.")
+    ] = "linear"
+    warmup_ratio: Annotated[
+        float, Meta(ge=0, le=1, description="Part of the run in which the learning rate rises.")
+    ] = 0.0
+    warmup_steps: Annotated[
+        NonNegativeInt | None, Meta(description="The same in optimizer steps; give one of the two.")
+    ] = None
+    weight_decay: Annotated[float, Meta(ge=0, description="Decay of weight matrices (never of norms and biases).")] = (
+        0.01
+    )
+    max_grad_norm: Annotated[
+        float, Meta(ge=0, description="Clip gradients to this global norm; 0 switches it off.")
+    ] = 1.0
+    optimizer: Annotated[Literal["adamw", "sgd"], Meta(description="The optimizer.")] = "adamw"
+    momentum: Annotated[float, Meta(ge=0, lt=1, description="Momentum of `sgd`.")] = 0.0
+    seed: Annotated[
+        int, Meta(ge=0, le=2**63 - 1, description="Base of all randomness: data order, dropout, new layers.")
+    ] = 0
+    schedule: Annotated[
+        TrainSchedule,
+        Meta(
+            description="Order of forwards and backwards. `flush` (1F1B) and `gpipe` give the numbers of one device; "
+            "`stash` and `2bw` keep the pipeline full with weights that lag behind."
+        ),
+    ] = "flush"
+    recompute: Annotated[
+        Literal["auto", "on", "off"],
+        Meta(description="Run forwards again in backward to save memory; `auto` lets the planner decide per stage."),
+    ] = "auto"
+    group_by_length: Annotated[
+        bool, Meta(description="Put rows of similar length into one batch: less padding, less random order.")
+    ] = False
+
+
+class PlanSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the planner may do and what it aims at."""
+
+    objective: Annotated[
+        Objective, Meta(description="Least seconds per step (`time`) or least memory of the fullest device (`memory`).")
+    ] = "time"
+    lossy_links: Annotated[
+        bool, Meta(description="Allow fp16 and int8 on slow links. Off, a run is exact: links carry float32.")
+    ] = False
+    allocator: Annotated[
+        Allocator | Literal["auto"],
+        Meta(description="`tight` gives freed memory back at once: lower peaks for some CPU time. Linux with glibc."),
+    ] = "auto"
+    min_workers: Annotated[int, Meta(ge=1, description="Use at least this many devices.")] = 1
+    max_workers: Annotated[PositiveInt | None, Meta(description="Use at most this many devices.")] = None
+    cuts: Annotated[
+        tuple[PositiveInt, ...] | None,
+        Meta(
+            description="Cut at these units instead of searching: each is the first unit of a stage (0 is the "
+            "embedding, 1 the first block). Stages go to the devices in the order they joined."
+        ),
+    ] = None
+
+
+class RunSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where results go, and what is kept."""
+
+    output: Annotated[
+        str, Meta(min_length=1, description="Folder of the run: model, checkpoints, events, plot, this recipe.")
+    ] = "runs/latest"
+    checkpoint_every: Annotated[
+        int, Meta(ge=0, description="Optimizer steps between checkpoints; 0: at the end of each epoch only.")
+    ] = 0
+    keep_checkpoints: Annotated[int, Meta(ge=1, description="Checkpoints kept; older ones are removed.")] = 2
+    resume: Annotated[bool, Meta(description="Continue the run in `output` from its last whole checkpoint.")] = False
+    evaluate_every_epoch: Annotated[bool, Meta(description="Measure quality on `dev` after each epoch.")] = True
+    tensorboard: Annotated[bool, Meta(description="Also write TensorBoard files into the run folder.")] = False
+
+
+class LocalWorker(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A worker process on this machine. Limits emulate a smaller or slower device."""
+
+    name: Annotated[Text | None, Meta(description="What to call it. Default: `local-1`, `local-2` …")] = None
+    memory: Annotated[
+        Text | None, Meta(description="Memory the process may use, such as `600MiB`; enforced where the system can.")
+    ] = None
+    speed: Annotated[
+        float, Meta(gt=0, le=1, description="Part of a CPU core's speed; below 1 the worker is slowed.")
+    ] = 1.0
+    threads: Annotated[int, Meta(ge=1, description="Compute threads.")] = 1
+    device: Annotated[DeviceType, Meta(description="Where it computes.")] = "cpu"
+
+    @property
+    def memory_bytes(self) -> int | None:
+        """The memory limit in bytes, or None for what the machine has."""
+        return None if self.memory is None else parse_bytes(self.memory)
+
+
+class ClusterSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which workers take part and how they meet."""
+
+    workers: Annotated[
+        PositiveInt | None,
+        Meta(
+            description="Start when this many workers have joined, local ones included. Default: the local ones, "
+            "or one worker on this machine."
+        ),
+    ] = None
+    local_workers: Annotated[
+        tuple[LocalWorker, ...],
+        Meta(
+            description="Workers that are started on this machine, as tables with the fields below. As a flag: "
+            "`--local-worker memory=600MiB,speed=0.5`, once per worker.",
+            extra={"flag": "local-worker"},
+        ),
+    ] = ()
+    host: Annotated[
+        Text | None,
+        Meta(
+            description="Address to listen on. Default: this machine only if all workers are local, "
+            "every interface otherwise."
+        ),
+    ] = None
+    port: Annotated[int, Meta(ge=0, le=65535, description="Port to listen on; 0 takes any free one.")] = 0
+    join_timeout_s: Annotated[float, Meta(gt=0, description="Seconds to wait for the workers to join.")] = 600.0
+    heartbeat_s: Annotated[float, Meta(gt=0, description="Seconds between a worker's signs of life.")] = 2.0
+    heartbeat_timeout_s: Annotated[
+        float, Meta(gt=0, description="Silence in seconds after which a worker counts as lost.")
+    ] = 30.0
+
+    @property
+    def all_local(self) -> bool:
+        """Whether no worker is expected from another machine."""
+        return self.workers is None or self.workers <= len(self.local_workers)
+
+    @property
+    def effective_local_workers(self) -> tuple[LocalWorker, ...]:
+        """The workers to start here: those asked for, or one without limits if nothing at all was said."""
+        if self.workers is None and not self.local_workers:
+            return (LocalWorker(),)
+        return self.local_workers
+
+    @property
+    def workers_expected(self) -> int:
+        """How many workers a run starts with."""
+        return self.workers if self.workers is not None else len(self.effective_local_workers)
+
+    @property
+    def listen_host(self) -> str:
+        """The address to bind."""
+        if self.host is not None:
+            return self.host
+        return "127.0.0.1" if self.all_local else "0.0.0.0"  # noqa: S104 - other machines join; TLS and a token guard it
+
+
+class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A whole recipe. Make one with `load_recipe`, which checks it."""
+
+    model: ModelSection
+    data: DataSection
+    train: TrainSection = TrainSection()
+    plan: PlanSection = PlanSection()
+    run: RunSection = RunSection()
+    cluster: ClusterSection = ClusterSection()
