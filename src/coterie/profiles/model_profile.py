@@ -26,7 +26,7 @@ class LayerProfile(msgspec.Struct, frozen=True, kw_only=True):
         parameter_bytes: Own parameters in memory, trained and frozen; tied ones count in both ends.
         trainable_bytes: The part of them that is trained (float32).
         largest_trainable_bytes: The largest single trained tensor (optimizer transients scale with it).
-        saved: Activations kept for backward per micro-batch, distinct storages, parameters excluded, at `memory_tokens`.
+        saved: Activations kept for backward per micro-batch, distinct storages, no parameters, at `memory_tokens`.
         boundary: The unit's output, sent to the next stage if a cut follows, at `memory_tokens` (float32).
         transient: Largest working memory of one forward + backward above what is saved, at `memory_tokens`.
         forward_flops_per_row: Multiply-adds x 2 of a forward at `typical_tokens`.
@@ -56,6 +56,9 @@ class ModelProfile(msgspec.Struct, frozen=True, kw_only=True):
         tied_bytes: Bytes of that matrix; 0 if not tied.
         memory_tokens: Tokens per row for memory figures: the longest padded micro-batch of the run.
         typical_tokens: Tokens per row for time figures: the mean padded length.
+        shared: Kept once per stage and micro-batch, whatever the number of its blocks: attention masks, rotary tables;
+            at `memory_tokens`. Not part of any layer's `saved`.
+        notes: What a reader of the figures should know about how they were taken.
     """
 
     key: str
@@ -65,3 +68,5 @@ class ModelProfile(msgspec.Struct, frozen=True, kw_only=True):
     tied_bytes: int
     memory_tokens: int
     typical_tokens: int
+    shared: AffineBytes = AffineBytes()
+    notes: tuple[str, ...] = ()

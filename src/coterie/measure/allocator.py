@@ -1,0 +1,51 @@
+"""The C library's allocator, told to give memory back.
+
+glibc raises its mmap threshold by itself as large blocks are freed; from then on activations are cut out of the heap,
+which fragments: a micro-batch of 41 MiB costs up to 79 MiB of resident memory. With the threshold fixed at 128 KiB
+every tensor larger than that is a mapping of its own, so resident memory is what is alive, and can be predicted. It
+costs 1 to 30 % CPU (page faults), less the larger the model.
+"""
+
+import ctypes
+import sys
+
+THRESHOLD_BYTES = 128 * 1024
+"""glibc's own start value; setting it explicitly stops glibc from raising it."""
+
+_M_TRIM_THRESHOLD = -1
+_M_MMAP_THRESHOLD = -3
+
+
+def use_tight_allocator() -> bool:
+    """Switch this process to the tight allocator; False where the C library has no such setting (all but glibc)."""
+    libc = _glibc()
+    if libc is None:
+        return False
+    mapped: bool = libc.mallopt(_M_MMAP_THRESHOLD, THRESHOLD_BYTES) == 1
+    trimmed: bool = libc.mallopt(_M_TRIM_THRESHOLD, THRESHOLD_BYTES) == 1
+    return mapped and trimmed
+
+
+def trim_heap() -> bool:
+    """Give free heap pages back to the system now; False where the C library cannot."""
+    libc = _glibc()
+    if libc is None:
+        return False
+    libc.malloc_trim(0)
+    return True
+
+
+def tight_environment() -> dict[str, str]:
+    """Variables with which a child process has the tight allocator from its first allocation on (glibc only)."""
+    value = str(THRESHOLD_BYTES)
+    return {"MALLOC_MMAP_THRESHOLD_": value, "MALLOC_TRIM_THRESHOLD_": value}
+
+
+def _glibc() -> ctypes.CDLL | None:
+    """The running process's glibc; None on other systems, on musl, or when another allocator replaces it."""
+    if sys.platform != "linux":
+        return None
+    libc = ctypes.CDLL(None)
+    if not all(hasattr(libc, name) for name in ("gnu_get_libc_version", "mallopt", "malloc_trim")):
+        return None
+    return libc

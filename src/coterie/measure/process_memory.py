@@ -1,0 +1,96 @@
+"""What this process uses of the machine's memory, its peak, and a hard limit on it."""
+
+import sys
+from pathlib import Path
+
+import psutil
+
+_STATUS = Path("/proc/self/status")
+_CLEAR_REFS = Path("/proc/self/clear_refs")
+_RESET_PEAK = "5"  # see proc(5): resets VmHWM to the current resident size
+
+_OUT_OF_MEMORY_WORDS = (
+    "can't allocate memory",  # torch on the CPU, POSIX
+    "not enough memory",  # torch on the CPU, Windows
+    "out of memory",  # CUDA, MPS, XPU
+    "bad allocation",  # std::bad_alloc through pybind
+    "std::bad_alloc",
+    "cannot allocate memory",  # errno 12
+)
+
+
+def current_rss_bytes() -> int:
+    """Resident memory of this process now."""
+    return int(psutil.Process().memory_info().rss)
+
+
+def peak_rss_bytes() -> int:
+    """Largest resident memory of this process since it started, or since `reset_peak` where that works."""
+    if sys.platform == "linux":
+        return _status_bytes("VmHWM")
+    elif sys.platform == "win32":  # noqa: RET505 - mypy checks one platform's branch, and needs to see them as branches
+        return int(psutil.Process().memory_info().peak_wset)
+    else:
+        import resource  # noqa: PLC0415 - does not exist on Windows
+
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak if sys.platform == "darwin" else peak * 1024  # macOS counts bytes, the BSDs KiB
+
+
+def reset_peak() -> bool:
+    """Start a new peak at the current resident memory; False where the system cannot (all but Linux)."""
+    if sys.platform != "linux":
+        return False
+    try:
+        _CLEAR_REFS.write_text(_RESET_PEAK)
+    except OSError:  # a sandbox without a writable /proc
+        return False
+    return True
+
+
+def limit_memory(limit_bytes: int) -> bool:
+    """Make every allocation fail, with a catchable error, that would take this process above `limit_bytes` in all.
+
+    The limit is set on writable private memory (RLIMIT_DATA), which from here on grows with the resident memory;
+    RLIMIT_AS would also count hundreds of MiB of mapped libraries. Call it when imports are done: the distance
+    between now and the limit is what may still be mapped. Memory that is mapped but never touched (a new thread's
+    stack) counts too.
+
+    Returns:
+        True if the system enforces the limit; False where it cannot (macOS accepts the call and ignores it, Windows has
+        none), and where the process is above `limit_bytes` already.
+    """
+    if sys.platform != "linux":
+        return False
+    import resource  # noqa: PLC0415 - does not exist on Windows
+
+    headroom = limit_bytes - current_rss_bytes()
+    if headroom <= 0:
+        return False
+    data_bytes = _status_bytes("VmData") + headroom
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    if hard != resource.RLIM_INFINITY:
+        data_bytes = min(data_bytes, hard)
+    try:
+        resource.setrlimit(resource.RLIMIT_DATA, (data_bytes, hard))
+    except (OSError, ValueError):
+        return False
+    return resource.getrlimit(resource.RLIMIT_DATA)[0] == data_bytes
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether `error` says that memory ran out, on any device (on the CPU torch raises a plain RuntimeError)."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    if not isinstance(error, (RuntimeError, OSError)):
+        return False
+    text = str(error).lower()
+    return any(words in text for words in _OUT_OF_MEMORY_WORDS)
+
+
+def _status_bytes(field: str) -> int:
+    """A size out of /proc/self/status, which counts in KiB."""
+    for line in _STATUS.read_text().splitlines():
+        if line.startswith(f"{field}:"):
+            return int(line.split()[1]) * 1024
+    raise OSError(f"{_STATUS} has no line {field}")

@@ -1,0 +1,116 @@
+import mmap
+import subprocess
+import sys
+
+import pytest
+
+from coterie.measure.process_memory import (
+    current_rss_bytes,
+    is_out_of_memory,
+    limit_memory,
+    peak_rss_bytes,
+    reset_peak,
+)
+from coterie.units import MIB
+
+linux_only = pytest.mark.skipif(sys.platform != "linux", reason="only Linux resets peaks and enforces limits")
+
+
+def touch(size: int) -> mmap.mmap:
+    """A private mapping of `size` bytes, all of them resident."""
+    block = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    for offset in range(0, size, mmap.PAGESIZE):
+        block[offset] = 1
+    return block
+
+
+def run_python(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_touched_memory_shows_in_the_resident_size() -> None:
+    before = current_rss_bytes()
+    block = touch(48 * MIB)
+    assert current_rss_bytes() - before == pytest.approx(48 * MIB, abs=4 * MIB)
+    block.close()
+
+
+@linux_only
+def test_the_peak_remembers_what_was_freed_until_it_is_reset() -> None:
+    assert reset_peak()
+    start = peak_rss_bytes()
+    touch(48 * MIB).close()
+    assert peak_rss_bytes() - start == pytest.approx(48 * MIB, abs=4 * MIB)
+    assert reset_peak()
+    assert peak_rss_bytes() - start < 8 * MIB
+
+
+@linux_only
+def test_an_enforced_limit_gives_a_catchable_error_close_to_the_limit() -> None:
+    code = """
+from coterie.measure.process_memory import limit_memory, current_rss_bytes, peak_rss_bytes
+limit = 160 * 2**20
+assert limit_memory(limit)
+blocks = []
+try:
+    while True:
+        blocks.append(bytearray(b"x") * 2**20)
+except MemoryError:
+    at = peak_rss_bytes()
+    del blocks
+    print(at / limit)
+"""
+    done = run_python(code)
+    assert done.returncode == 0, done.stderr
+    assert 0.95 <= float(done.stdout) <= 1.02
+
+
+@linux_only
+def test_a_limit_below_the_present_use_is_reported_as_not_enforced() -> None:
+    assert limit_memory(current_rss_bytes() - MIB) is False
+
+
+@linux_only
+def test_torch_reports_the_limit_as_an_error_that_is_recognised() -> None:
+    code = """
+import torch
+from coterie.measure.process_memory import limit_memory, current_rss_bytes, is_out_of_memory
+assert limit_memory(current_rss_bytes() + 32 * 2**20)
+try:
+    torch.ones(64 * 2**20)
+except RuntimeError as error:
+    assert is_out_of_memory(error), error
+    print("caught")
+assert torch.ones(4).sum() == 4
+"""
+    done = run_python(code)
+    assert done.stdout.strip() == "caught", done.stderr
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (MemoryError(), True),
+        (
+            RuntimeError("[enforce fail at alloc_cpu.cpp:121] err == 0. DefaultCPUAllocator: can't allocate memory"),
+            True,
+        ),
+        (RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB"), True),
+        (RuntimeError("MPS backend out of memory"), True),
+        (OSError(12, "Cannot allocate memory"), True),
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
+        (ValueError("out of memory"), False),
+    ],
+)
+def test_errors_of_exhausted_memory_are_told_from_others(error: BaseException, expected: bool) -> None:
+    assert is_out_of_memory(error) is expected
+
+
+def test_measuring_memory_needs_no_torch() -> None:
+    code = """
+import sys
+import coterie.measure.process_memory, coterie.measure.budget, coterie.measure.allocator, coterie.profiles.cache
+assert "torch" not in sys.modules
+"""
+    done = run_python(code)
+    assert done.returncode == 0, done.stderr
