@@ -18,7 +18,7 @@ class Contradiction(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def contradictions(recipe: Recipe) -> Iterator[Contradiction]:
-    """Everything contradictory in `recipe`. A written-out default contradicts nothing: a run's own recipe has them all."""
+    """Everything contradictory in `recipe`. A written-out default never is: a run's own recipe has them all."""
     yield from _method(recipe.train)
     yield from _batches(recipe.train)
     yield from _devices(recipe)

@@ -50,7 +50,7 @@ def load_recipe(path: Path | None = None, overrides: Mapping[str, object] | None
 
     Args:
         path: A TOML file; None starts from the defaults.
-        overrides: Values by dotted key (`train.epochs`), field name (`epochs`) or flag name (`batch-rows`). Text is read
+        overrides: Values by dotted key (`train.epochs`), field name (`epochs`) or flag (`batch-rows`). Text is read
             as the field's type, as on a command line; None means "not given".
 
     Raises:

@@ -1,0 +1,261 @@
+"""What a run writes down, as typed records: one closed union, one JSON object per record, told apart by `type`.
+
+Everything that people or programs see of a run (progress display, plot, TensorBoard, summary, `events.jsonl`) is made
+from these. Numbers that are not finite become `null` in JSON, so the fields that may be so allow None.
+"""
+
+from typing import Self
+
+import msgspec
+
+
+def _tag(class_name: str) -> str:
+    return class_name.removesuffix("Record").lower()
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag=_tag):
+    """Base of the union. `at_s` is the date in seconds since 1970; the event log fills it in where it is 0."""
+
+    at_s: float = 0.0
+
+
+class StartRecord(Record, frozen=True, kw_only=True):
+    """A run begins, or continues: steps recorded earlier from `first_step` on are void."""
+
+    run: str
+    package_version: str
+    model: str
+    total_steps: int
+    steps_per_epoch: int
+    first_step: int = 0
+
+
+class WorkerStep(msgspec.Struct, frozen=True, kw_only=True):
+    """One worker during one optimizer step.
+
+    Attributes:
+        utilization: Part of the step's wall time that it computed, 0 to 1.
+        memory_bytes: Its process's memory at the end of the step.
+        peak_bytes: The highest so far.
+    """
+
+    worker: str
+    utilization: float
+    memory_bytes: int
+    peak_bytes: int = 0
+
+
+class StepRecord(Record, frozen=True, kw_only=True):
+    """One optimizer step.
+
+    Attributes:
+        step: From 0.
+        epoch: From 0.
+        loss: Mean over the step's loss tokens.
+        tokens: Tokens computed, padding left out.
+        loss_tokens: Tokens with a label.
+        seconds: Wall time since the step before.
+        grad_norm: Global norm before clipping; None in modes that have none (`stash`).
+    """
+
+    step: int
+    epoch: int
+    loss: float | None
+    tokens: int
+    loss_tokens: int
+    seconds: float
+    learning_rate: float
+    grad_norm: float | None = None
+    workers: tuple[WorkerStep, ...] = ()
+
+
+class MemoryRecord(Record, frozen=True, kw_only=True):
+    """A worker's memory between steps, from its heartbeat."""
+
+    worker: str
+    memory_bytes: int
+    limit_bytes: int
+    peak_bytes: int = 0
+
+
+class TrafficRecord(Record, frozen=True, kw_only=True):
+    """Bytes that went over one link in one direction since the run began."""
+
+    source: str
+    target: str
+    sent_bytes: int
+    codec: str = "fp32"
+
+
+class EvaluationRecord(Record, frozen=True, kw_only=True):
+    """Quality on held-out data.
+
+    Attributes:
+        split: `dev` or `test`.
+        step: Optimizer steps done.
+        epoch: Epochs done.
+        loss: Mean loss over its loss tokens.
+        metrics: By name, such as `f1`, each 0 to 1; `main_metric` names the one to show first.
+        report: A table for people.
+    """
+
+    split: str
+    step: int
+    epoch: int
+    loss: float | None
+    metrics: dict[str, float]
+    main_metric: str
+    seconds: float
+    report: str = ""
+
+    @property
+    def main_value(self) -> float:
+        """The main metric's value."""
+        return self.metrics[self.main_metric]
+
+
+class StageMemory(msgspec.Struct, frozen=True, kw_only=True):
+    """A stage's predicted peak in bytes, by what takes it."""
+
+    base: int
+    weights: int
+    gradients: int
+    optimizer: int
+    weight_versions: int
+    activations: int
+    transient: int
+    buffers: int
+    total: int
+
+
+class StageRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One stage of a plan; the fields are those of `coterie.planner.plan.StageAssignment`."""
+
+    stage: int
+    worker: str
+    device_name: str
+    first_unit: int
+    stop_unit: int
+    in_flight: int
+    recompute: bool
+    allocator: str
+    send_codec: str
+    memory: StageMemory
+    memory_limit: int
+    forward_s: float
+    backward_s: float
+    update_s: float
+    send_s: float
+
+
+class LeftOutRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A device that the plan does not use."""
+
+    device_name: str
+    reason: str
+
+
+class PlanRecord(Record, frozen=True, kw_only=True):
+    """A plan that takes effect; the fields are those of `coterie.planner.plan.Plan`."""
+
+    version: int
+    schedule: str
+    objective: str
+    batch_rows: int
+    micro_batches: int
+    units: int
+    stages: tuple[StageRecord, ...]
+    left_out: tuple[LeftOutRecord, ...]
+    predicted_step_s: float
+    one_device_step_s: float
+    one_device_peak: int
+    notes: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, plan: msgspec.Struct) -> Self:
+        """The record of a `Plan` (taken by its attributes: this floor does not know the planner)."""
+        return msgspec.convert(plan, cls, from_attributes=True)
+
+
+class FaultRecord(Record, frozen=True, kw_only=True):
+    """Something went wrong: an error by its slug, with worker and step where they are known."""
+
+    slug: str
+    message: str
+    worker: str = ""
+    step: int | None = None
+
+
+class DeviceSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """One device over the whole run. Peaks are of the whole worker process.
+
+    Attributes:
+        units: What it held, for people, such as `embedding, blocks 0-2`.
+        limit_bytes: Its budget; 0 if none was set.
+        base_bytes: The idle worker before it held a stage.
+        utilization: Computing part of the training's wall time, 0 to 1.
+    """
+
+    worker: str
+    device_name: str
+    units: str
+    predicted_peak_bytes: int
+    measured_peak_bytes: int
+    limit_bytes: int = 0
+    base_bytes: int = 0
+    utilization: float = 0.0
+
+
+class LinkSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """One link over the whole run, both directions. `path` is `direct`, `unix socket` or `relayed`."""
+
+    source: str
+    target: str
+    forward_bytes: int
+    backward_bytes: int
+    codec: str = "fp32"
+    path: str = ""
+
+
+class SummaryRecord(Record, frozen=True, kw_only=True):
+    """The run in figures.
+
+    Attributes:
+        seconds: Wall time of training, evaluation left out.
+        one_device_peak_bytes: What the fastest device alone would need for the same batch, whole (predicted).
+        one_device_step_s: Seconds per step it would need (predicted).
+        quality: The last evaluations, one per split.
+        counts: Further counts worth a line, such as `rows truncated`.
+    """
+
+    model: str
+    method: str
+    schedule: str
+    steps: int
+    epochs: int
+    seconds: float
+    tokens: int
+    first_loss: float | None
+    last_loss: float | None
+    predicted_step_s: float
+    measured_step_s: float
+    one_device_step_s: float
+    one_device_peak_bytes: int
+    devices: tuple[DeviceSummary, ...]
+    links: tuple[LinkSummary, ...] = ()
+    quality: tuple[EvaluationRecord, ...] = ()
+    output: str = ""
+    counts: dict[str, int] = {}
+
+
+AnyRecord = (
+    StartRecord
+    | StepRecord
+    | MemoryRecord
+    | TrafficRecord
+    | EvaluationRecord
+    | PlanRecord
+    | FaultRecord
+    | SummaryRecord
+)
+"""Every record that may stand in `events.jsonl`."""
