@@ -1,0 +1,128 @@
+"""The end of a run for people: tables of devices, speed, links and quality, and the same in one line."""
+
+import sys
+from typing import TYPE_CHECKING, TextIO
+
+from coterie.metrics.records import DeviceSummary, SummaryRecord
+from coterie.units import format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+_WIDTH = 110
+
+
+def print_summary(summary: SummaryRecord, *, stream: TextIO | None = None) -> None:
+    """Print all tables of `summary`."""
+    from rich.console import Console  # noqa: PLC0415 - rich loads only where something is displayed
+
+    target = stream or sys.stdout
+    console = Console(file=target, width=None if target.isatty() else _WIDTH, highlight=False)
+    console.print(_devices(summary))
+    console.print(_speed(summary))
+    if summary.links:
+        console.print(_links(summary))
+    if summary.quality:
+        console.print(_quality(summary))
+    for name, count in summary.counts.items():
+        console.print(f"{name}: {count:,}", markup=False)
+    console.print(summary_line(summary), markup=False, soft_wrap=True)
+
+
+def summary_line(summary: SummaryRecord) -> str:
+    """The run in one line."""
+    loss = f"loss {_loss(summary.first_loss)} → {_loss(summary.last_loss)}"
+    quality = "".join(f", {record.split} {record.main_metric} {record.main_value:.1%}" for record in summary.quality)
+    fullest = max((device.measured_peak_bytes for device in summary.devices), default=0)
+    output = f", model in {summary.output}" if summary.output else ""
+    return (
+        f"{summary.steps:,} steps on {_count(len(summary.devices), 'device')} in {format_seconds(summary.seconds)}: "
+        f"{loss}{quality}, fullest device {format_bytes(fullest)} (one device alone "
+        f"{format_bytes(summary.one_device_peak_bytes)}){output}"
+    )
+
+
+def _devices(summary: SummaryRecord) -> "Table":
+    table = _table("Memory: peak of each worker process", ["device", "holds"])
+    for heading in ("predicted", "measured", "off by", "limit", "against one device", "busy"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for device in summary.devices:
+        table.add_row(
+            device.device_name,
+            device.units,
+            format_bytes(device.predicted_peak_bytes),
+            format_bytes(device.measured_peak_bytes),
+            _difference(device),
+            format_bytes(device.limit_bytes) if device.limit_bytes else "–",
+            _change(device.measured_peak_bytes, summary.one_device_peak_bytes),
+            f"{device.utilization:.0%}",
+        )
+    table.add_section()
+    one = format_bytes(summary.one_device_peak_bytes)
+    table.add_row("one device", "everything, whole batch", one, "", "", "", "", "", style="dim")
+    return table
+
+
+def _speed(summary: SummaryRecord) -> "Table":
+    table = _table("Speed", ["", "seconds per step", "tokens per second"])
+    rate = summary.tokens / summary.seconds if summary.seconds > 0 else 0.0
+    table.add_row("predicted", format_seconds(summary.predicted_step_s), "")
+    table.add_row("measured", format_seconds(summary.measured_step_s), f"{rate:,.0f}")
+    table.add_row("fastest device alone, predicted", format_seconds(summary.one_device_step_s), "", style="dim")
+    return table
+
+
+def _links(summary: SummaryRecord) -> "Table":
+    table = _table("Links: bytes sent", ["from", "to", "path", "carries"])
+    for heading in ("forward", "backward", "per step"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for link in summary.links:
+        both = link.forward_bytes + link.backward_bytes
+        table.add_row(
+            link.source,
+            link.target,
+            link.path,
+            link.codec,
+            format_bytes(link.forward_bytes),
+            format_bytes(link.backward_bytes),
+            format_bytes(both / summary.steps) if summary.steps else "–",
+        )
+    return table
+
+
+def _quality(summary: SummaryRecord) -> "Table":
+    names = list(dict.fromkeys(name for record in summary.quality for name in record.metrics))
+    table = _table("Quality", ["data"])
+    for name in [*names, "loss"]:
+        table.add_column(name, justify="right", no_wrap=True)
+    for record in summary.quality:
+        values = [f"{record.metrics[name]:.1%}" if name in record.metrics else "–" for name in names]
+        table.add_row(f"{record.split}, after epoch {record.epoch}", *values, _loss(record.loss))
+    return table
+
+
+def _table(title: str, text_columns: list[str]) -> "Table":
+    from rich import box  # noqa: PLC0415 - see print_summary
+    from rich.table import Table  # noqa: PLC0415
+
+    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    for heading in text_columns:
+        table.add_column(heading, overflow="fold")
+    return table
+
+
+def _difference(device: DeviceSummary) -> str:
+    """How far the measured peak lies from the predicted one."""
+    return _change(device.measured_peak_bytes, device.predicted_peak_bytes)
+
+
+def _change(value: float, base: float) -> str:
+    return f"{value / base - 1:+.0%}" if base and value else "–"
+
+
+def _loss(loss: float | None) -> str:
+    return "–" if loss is None else f"{loss:.4f}"
+
+
+def _count(number: int, word: str) -> str:
+    return f"{number} {word}" if number == 1 else f"{number} {word}s"
