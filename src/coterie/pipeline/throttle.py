@@ -1,0 +1,31 @@
+"""Emulates a slower device inside the process: sleeps so that wall time = CPU time / speed."""
+
+import time
+from collections.abc import Callable
+
+_LONGEST_CREDIT_S = 0.05
+
+
+class Throttle:
+    """Makes the compute thread take 1 / `speed` times its CPU time, without root and within a few per cent.
+
+    Applied after every action and before its result is sent, so that neighbours see the slower device too. It counts
+    the compute thread only: run it with one torch thread.
+    """
+
+    def __init__(self, speed: float, *, sleep: Callable[[float], None] = time.sleep) -> None:
+        """Take `speed` as a fraction of this machine's core, in (0, 1]."""
+        assert 0 < speed <= 1
+        self._speed = speed
+        self._sleep = sleep
+        self._credit_s = 0.0
+
+    def settle(self, *, wall_s: float, cpu_s: float, now: Callable[[], float]) -> None:
+        """Sleep for what an action of `cpu_s` that took `wall_s` lacks; what a sleep overshoots is credited."""
+        rest_s = cpu_s / self._speed - wall_s - self._credit_s
+        if rest_s <= 0:
+            self._credit_s = min(-rest_s, self._credit_s)
+            return
+        start_s = now()
+        self._sleep(rest_s)
+        self._credit_s = min(max(now() - start_s - rest_s, 0.0), _LONGEST_CREDIT_S)

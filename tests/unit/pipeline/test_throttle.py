@@ -1,0 +1,44 @@
+import pytest
+
+from coterie.clock import FakeClock
+from coterie.pipeline.throttle import Throttle
+
+
+def _throttle(speed: float, clock: FakeClock, oversleep_s: float = 0.0) -> tuple[Throttle, list[float]]:
+    slept: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        clock.advance(seconds + oversleep_s)
+
+    return Throttle(speed, sleep=sleep), slept
+
+
+def test_a_quarter_speed_device_sleeps_three_times_its_cpu_time() -> None:
+    clock = FakeClock()
+    throttle, slept = _throttle(0.25, clock)
+    throttle.settle(wall_s=1.0, cpu_s=1.0, now=clock.now)
+    assert slept == [pytest.approx(3.0)]
+
+
+def test_time_lost_to_a_busy_host_counts_as_part_of_the_slowness() -> None:
+    clock = FakeClock()
+    throttle, slept = _throttle(0.5, clock)
+    throttle.settle(wall_s=1.5, cpu_s=1.0, now=clock.now)
+    throttle.settle(wall_s=2.5, cpu_s=1.0, now=clock.now)
+    assert slept == [pytest.approx(0.5)]
+
+
+def test_what_a_sleep_overshoots_is_taken_off_the_next() -> None:
+    clock = FakeClock()
+    throttle, slept = _throttle(0.5, clock, oversleep_s=0.01)
+    for _ in range(3):
+        throttle.settle(wall_s=1.0, cpu_s=1.0, now=clock.now)
+    assert slept == [pytest.approx(1.0), pytest.approx(0.99), pytest.approx(0.99)]
+
+
+def test_full_speed_never_sleeps() -> None:
+    clock = FakeClock()
+    throttle, slept = _throttle(1.0, clock)
+    throttle.settle(wall_s=1.0, cpu_s=1.0, now=clock.now)
+    assert slept == []
