@@ -14,7 +14,7 @@ from coterie.ids import COORDINATOR, RunId, WorkerId
 from coterie.jobs.model_spec import ModelSpec
 from coterie.jobs.optimizer_spec import OptimizerSpec
 from coterie.planner.plan import Plan
-from coterie.profiles.cluster_profile import DeviceProfile, DeviceType
+from coterie.profiles.cluster_profile import DeviceProfile, DeviceType, LinkProfile
 from coterie.profiles.model_profile import ModelProfile
 from coterie.schedules.actions import ScheduleKind
 from coterie.transport.frame import Frame, FrameHeader
@@ -41,7 +41,7 @@ TIED: Final = "tied"
 """Between the first and the last stage: the gradient of the shared matrix [V, D]."""
 
 PREDICTIONS: Final = "predictions"
-"""Last worker to coordinator, in evaluation: predicted label ids; body: `PredictionsBody`."""
+"""Last worker to coordinator, in evaluation: what the task reads from the logits."""
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag=True):
@@ -107,13 +107,28 @@ class PeerAddress(Message, frozen=True, kw_only=True):
     unix_path: str = ""
 
 
+class MeasureLinks(Message, frozen=True, kw_only=True):
+    """Open a direct link to each of these workers and measure it. `peer_token` is what workers show each other."""
+
+    run: RunId
+    peers: tuple[PeerAddress, ...]
+    peer_token: str
+
+
+class LinksMeasured(Message, frozen=True, kw_only=True):
+    """One profile per direction of each link that could be opened, and why others could not."""
+
+    links: tuple[LinkProfile, ...]
+    failures: tuple[str, ...] = ()
+
+
 class Assign(Message, frozen=True, kw_only=True):
     """Build this stage of this plan. `WEIGHTS` frames of its units follow.
 
     Attributes:
         gradient_below: Some parameter of an earlier stage is trained, so this stage must send gradients down.
         tied_peer: The worker that holds the other end of a trained tied matrix; empty if none.
-        peer_token: What workers show each other when they open direct links.
+        resumed_step: Optimizer steps done before; the state of trained units comes with their weights.
     """
 
     run: RunId
@@ -124,15 +139,13 @@ class Assign(Message, frozen=True, kw_only=True):
     task: str
     gradient_below: bool
     tied_peer: WorkerId
-    peers: tuple[PeerAddress, ...]
-    peer_token: str
+    resumed_step: int = 0
 
 
 class PeerHello(Message, frozen=True, kw_only=True):
     """First words on a direct link between two workers."""
 
     run: RunId
-    plan_version: int
     source: WorkerId
     token: str
 
@@ -169,13 +182,6 @@ class UnitBody(Message, frozen=True, kw_only=True):
     unit: int
 
 
-class PredictionsBody(Message, frozen=True, kw_only=True):
-    """Loss of an evaluation micro-batch; its predictions are the frame's tensor."""
-
-    loss_sum: float
-    loss_tokens: int
-
-
 class MicroBatchDone(Message, frozen=True, kw_only=True):
     """Last stage: the summed loss of one micro-batch."""
 
@@ -186,17 +192,27 @@ class MicroBatchDone(Message, frozen=True, kw_only=True):
 
 
 class StepDone(Message, frozen=True, kw_only=True):
-    """Every stage, after each optimizer step."""
+    """Every stage, after each optimizer step: the fields of `coterie.pipeline.reports.StepReport`, and memory.
+
+    Attributes:
+        peak_bytes: Most memory the worker process has used since its stage was built.
+        sent_bytes: Bytes sent to the next and the previous stage since then.
+    """
 
     step: int
     forward_s: float
     backward_s: float
     update_s: float
+    wait_s: float
+    cpu_s: float
     grad_norm: float
+    grad_norm_is_global: bool
     learning_rate: float
+    updates: int
+    weight_versions: int
+    stashed_bytes: int
     peak_bytes: int
-    live_weight_versions: int
-    bytes_sent: int
+    sent_bytes: int
 
 
 class NormPart(Message, frozen=True, kw_only=True):
@@ -223,12 +239,6 @@ class StateSent(Message, frozen=True, kw_only=True):
     """All `STATE` frames of this step are out."""
 
     step: int
-
-
-class SegmentDone(Message, frozen=True, kw_only=True):
-    """A segment has ended on this stage and its pipeline is empty."""
-
-    first_step: int
 
 
 class Heartbeat(Message, frozen=True, kw_only=True):
@@ -264,20 +274,20 @@ AnyMessage = (
     | ProfileRequest
     | Profiled
     | PeerAddress
+    | MeasureLinks
+    | LinksMeasured
     | Assign
     | PeerHello
     | StageReady
     | RunSegment
     | BatchBody
     | UnitBody
-    | PredictionsBody
     | MicroBatchDone
     | StepDone
     | NormPart
     | NormTotal
     | SaveState
     | StateSent
-    | SegmentDone
     | Heartbeat
     | Failed
     | Stop

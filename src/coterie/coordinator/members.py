@@ -1,7 +1,6 @@
 """Who has joined: the door (hello, token, version), one reader per worker, relaying between workers, silence."""
 
 import asyncio
-import hmac
 from collections.abc import Callable
 
 from coterie import __version__
@@ -20,6 +19,7 @@ from coterie.cluster.messages import (
     control,
     unpack,
 )
+from coterie.cluster.wire_version import WIRE_VERSION
 from coterie.errors import (
     CoterieError,
     JoinRefusedError,
@@ -31,21 +31,17 @@ from coterie.errors import (
 from coterie.ids import COORDINATOR, RunId, WorkerId
 from coterie.logs import get_logger
 from coterie.transport.frame import Frame
-from coterie.transport.link import Link
+from coterie.transport.join_link import JoinTokens
+from coterie.transport.server import PeerInfo, ServedLink
+from coterie.transport.stream_link import StreamLink
 
 log = get_logger(__name__)
-
-WIRE_VERSION = 1
-"""Raised with every change of `coterie.cluster.messages` that an older peer would misread."""
-
-HEARTBEAT_S = 2.0
-"""A worker that computes still sends heartbeats: they come from its network thread."""
 
 
 class Member:
     """One worker that is in."""
 
-    def __init__(self, worker: WorkerId, hello: Hello, link: Link) -> None:
+    def __init__(self, worker: WorkerId, hello: Hello, link: StreamLink) -> None:
         self.worker = worker
         self.hello = hello
         self.link = link
@@ -80,14 +76,22 @@ class Event:
 
 
 class Members:
-    """All workers of a run. Feed it links by `admit`; read what they say by `next_event`."""
+    """All workers of a run. The server hands it links (`admit`); the run reads what they say (`next_event`).
 
-    def __init__(self, run: RunId, token: str, clock: Clock, *, silence_limit_s: float, capacity: int) -> None:
+    Args:
+        heartbeat_s: Seconds between signs of life, in both directions. A worker that computes still sends them: they
+            come from its network thread.
+        silence_limit_s: Silence after which a worker counts as lost.
+    """
+
+    def __init__(
+        self, run: RunId, tokens: JoinTokens, clock: Clock, *, heartbeat_s: float, silence_limit_s: float
+    ) -> None:
         self.run = run
-        self._token = token
+        self._tokens = tokens
         self._clock = clock
+        self._heartbeat_s = heartbeat_s
         self._silence_limit_s = silence_limit_s
-        self._capacity = capacity
         self._state = ClusterState()
         self._events: asyncio.Queue[Event | CoterieError] = asyncio.Queue()
         self._joined = asyncio.Condition()
@@ -95,20 +99,19 @@ class Members:
         self.by_id: dict[WorkerId, Member] = {}
         self.on_heartbeat: Callable[[Member], None] = lambda _member: None
 
-    async def admit(self, link: Link, raise_limits: Callable[[], None]) -> None:
-        """Serve one accepted link until it ends; returns then. `raise_limits` is called once the peer is trusted."""
+    async def admit(self, link: ServedLink, _peer: PeerInfo) -> None:
+        """Serve one dialled link until it ends."""
         try:
             member = await self._greet(link)
         except CoterieError as error:
             log.info("a peer was refused: %s", error.message)
             await _refuse(link, error)
             return
-        raise_limits()
         async with self._joined:
             self._joined.notify_all()
         await self._read(member)
 
-    async def _greet(self, link: Link) -> Member:
+    async def _greet(self, link: ServedLink) -> Member:
         frame = await link.receive()
         hello = unpack(frame.header.body) if frame.header.kind == CONTROL else None
         if not isinstance(hello, Hello):
@@ -119,20 +122,14 @@ class Members:
                 f"this coordinator speaks {WIRE_VERSION} (coterie {__version__})",
                 hint="install the same version of coterie on both machines",
             )
-        if not hmac.compare_digest(hello.token.encode(), self._token.encode()):
-            raise JoinRefusedError(
-                f"{hello.name} showed a wrong join token", hint="copy the whole link that `coterie train` printed"
-            )
-        if len(self.by_id) >= self._capacity:
-            raise JoinRefusedError(
-                f"the run has all the {self._capacity} workers it waits for", hint="raise cluster.workers in the recipe"
-            )
+        self._tokens.redeem(hello.token)
+        link.accept()
         worker = self._fresh_id(hello.name)
         member = Member(worker, hello, link)
         self.by_id[worker] = member
         self._state = apply(self._state, Joined(worker=worker, at_s=self._clock.now()))
         await member.send(
-            Welcome(worker=worker, run=self.run, heartbeat_s=HEARTBEAT_S, silence_limit_s=self._silence_limit_s)
+            Welcome(worker=worker, run=self.run, heartbeat_s=self._heartbeat_s, silence_limit_s=self._silence_limit_s)
         )
         return member
 
@@ -216,7 +213,7 @@ class Members:
         while True:
             self._check_silence()
             try:
-                async with asyncio.timeout(HEARTBEAT_S):
+                async with asyncio.timeout(self._heartbeat_s):
                     event = await self._events.get()
             except TimeoutError:
                 continue
@@ -236,6 +233,16 @@ class Members:
                 hint="check the device and its network, then continue with --resume",
             )
 
+    async def beat(self) -> None:
+        """Send signs of life to all workers, for ever; run it as a task."""
+        while True:
+            await asyncio.sleep(self._heartbeat_s)
+            for member in tuple(self.by_id.values()):
+                try:
+                    await member.link.send(control(Heartbeat(), target=member.worker))
+                except CoterieError:
+                    log.debug("no heartbeat to %s: its reader will say why", member.worker)
+
     async def dismiss(self, message: Message) -> None:
         """Tell every worker goodbye with `message` and close the links; workers that are gone are skipped."""
         self._closing = True
@@ -247,7 +254,7 @@ class Members:
                 log.info("%s did not hear the end of the run", member.hello.name)
 
 
-async def _refuse(link: Link, error: CoterieError) -> None:
+async def _refuse(link: StreamLink, error: CoterieError) -> None:
     try:
         async with asyncio.timeout(5):
             await link.send(control(Refused(slug=error.slug, message=error.message, hint=error.hint)))

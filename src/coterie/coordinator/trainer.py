@@ -9,10 +9,8 @@ from coterie.cluster.messages import (
     MicroBatchDone,
     NormPart,
     NormTotal,
-    PredictionsBody,
     RunSegment,
     SaveState,
-    SegmentDone,
     StateSent,
     StepDone,
     UnitBody,
@@ -46,8 +44,9 @@ class Trainer:
         self._ledger = Ledger(tuple(stage.worker for stage in plan.stages))
         self._norms: dict[int, dict[WorkerId, NormPart]] = {}
         self._completed = 0
-        self._segments_done: dict[int, int] = {}
         self._next_forward_step = FORWARD_STEPS
+        self._forward_done = 0
+        self._forward_loss_sum = 0.0
         self.stop_requested = False
 
     async def run(self, segments: Sequence[Segment]) -> int:
@@ -109,6 +108,10 @@ class Trainer:
         """Handle the next thing a worker says; returned if it is not part of training itself."""
         event = await self._members.next_event()
         match event.message:
+            case MicroBatchDone() as message if message.step >= FORWARD_STEPS:
+                self._forward_loss_sum += message.loss_sum
+            case StepDone() as message if message.step >= FORWARD_STEPS:
+                self._forward_done += event.member is self.stages[-1]
             case MicroBatchDone() as message:
                 self._ledger.micro_batch_done(message)
             case StepDone() as message:
@@ -118,8 +121,6 @@ class Trainer:
                     self._on_step(message.step, entry)
             case NormPart() as message:
                 await self._add_norm(event.member, message)
-            case SegmentDone():
-                pass  # the last step's StepDone, or its predictions, have said it already
             case _:
                 return event
         return None
@@ -154,31 +155,31 @@ class Trainer:
             else:
                 raise ProtocolError(f"{event.member.hello.name} sent {event.frame.header.kind} while state was due")
 
-    async def forward(
-        self, feeder: Feeder, steps: int, on_predictions: Callable[[int, PredictionsBody, Frame], None]
-    ) -> None:
+    async def forward(self, feeder: Feeder, steps: int, on_predictions: Callable[[int, Frame], None]) -> float:
         """Run the pipeline forward only over `steps` steps of one micro-batch each, as for evaluation.
 
-        `on_predictions(step, body, frame)` gets each micro-batch's predicted ids and loss, in order.
+        `on_predictions(step, frame)` gets each micro-batch's predictions, in order.
+
+        Returns:
+            The loss, summed over all loss tokens; 0 without labels.
         """
         base = self._next_forward_step
         self._next_forward_step += steps
+        self._forward_done, self._forward_loss_sum = 0, 0.0
         message = RunSegment(schedule="forward", first_step=base, steps=steps, micro_batches=1)
         await asyncio.gather(*(member.send(message) for member in self.stages))
         # One micro-batch in each stage and one on the way to it: no stage runs dry, and no inbox grows.
         window = 2 * len(self.stages)
-        fed = done = 0
-        while done < steps:
-            while fed < steps and fed - done < window:
+        fed = 0
+        while self._forward_done < steps:
+            while fed < steps and fed - self._forward_done < window:
                 await self._feed(feeder, fed, base + fed)
                 fed += 1
             event = await self._take_event()
             if event is None:
                 continue
-            body = unpack(event.frame.header.body)
-            if event.frame.header.kind != PREDICTIONS or not isinstance(body, PredictionsBody):
-                raise ProtocolError(
-                    f"{event.member.hello.name} sent {event.frame.header.kind} where predictions were due"
-                )
-            on_predictions(event.frame.header.step - base, body, event.frame)
-            done += 1
+            if event.frame.header.kind != PREDICTIONS:
+                kind = event.frame.header.kind
+                raise ProtocolError(f"{event.member.hello.name} sent {kind} where predictions were due")
+            on_predictions(event.frame.header.step - base, event.frame)
+        return self._forward_loss_sum

@@ -5,7 +5,7 @@ import threading
 
 from coterie.errors import CoterieError
 from coterie.transport.frame import Frame
-from coterie.transport.link import Link
+from coterie.transport.stream_link import StreamLink
 
 
 class Outbox:
@@ -14,7 +14,7 @@ class Outbox:
     `post` blocks while `limit_bytes` are unsent: a slow link slows its stage down instead of filling the memory.
     """
 
-    def __init__(self, link: Link, loop: asyncio.AbstractEventLoop, *, limit_bytes: int) -> None:
+    def __init__(self, link: StreamLink, loop: asyncio.AbstractEventLoop, *, limit_bytes: int) -> None:
         self._link = link
         self._loop = loop
         self._limit_bytes = limit_bytes
@@ -46,9 +46,20 @@ class Outbox:
             self._error = self._error or error
             self._room.notify_all()
 
+    def wait_until_sent(self) -> None:
+        """Wait, in the compute thread, until no buffer posted so far is needed any more.
+
+        Raises:
+            CoterieError: The link broke.
+        """
+        asyncio.run_coroutine_threadsafe(self.drain(), self._loop).result()
+        if self._error is not None:
+            raise self._error
+
     async def drain(self) -> None:
-        """Wait until everything posted so far has been handed to the network."""
+        """The same from the event loop."""
         await self._queue.join()
+        await self._link.flush()
 
     def cancel(self) -> None:
         """Stop sending; what is queued is lost."""

@@ -1,0 +1,329 @@
+"""The program on every device: join, measure, build a stage, run it, leave in order."""
+
+import asyncio
+import contextlib
+import platform
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from coterie import __version__
+from coterie.cluster.messages import (
+    BATCH,
+    CONTROL,
+    GRADIENT,
+    HIDDEN,
+    TIED,
+    WEIGHTS,
+    Assign,
+    Failed,
+    Goodbye,
+    Heartbeat,
+    Hello,
+    LinksMeasured,
+    MeasureLinks,
+    Message,
+    NormTotal,
+    Profiled,
+    ProfileRequest,
+    Refused,
+    RunSegment,
+    SaveState,
+    StageReady,
+    Stop,
+    Welcome,
+    control,
+    unpack,
+)
+from coterie.cluster.wire_version import WIRE_VERSION
+from coterie.errors import CoterieError, NetworkError, ProtocolError, WorkerLostError, error_from_slug
+from coterie.ids import COORDINATOR, RunId, WorkerId
+from coterie.logs import get_logger
+from coterie.measure.budget import memory_budget
+from coterie.measure.device_profile import profile_device
+from coterie.measure.process_memory import current_rss_bytes, limit_memory
+from coterie.profiles.cluster_profile import LinkProfile
+from coterie.tensors.codecs import decode
+from coterie.transport.addresses import own_addresses
+from coterie.transport.connect import connect
+from coterie.transport.frame import Frame
+from coterie.transport.join_link import JoinLink
+from coterie.transport.server import FrameServer
+from coterie.transport.stream_link import StreamLink
+from coterie.units import MIB
+from coterie.worker.mailbox import Mailbox
+from coterie.worker.network_ports import NORM_TOTAL, NetworkPorts, Place
+from coterie.worker.outbox import Outbox
+from coterie.worker.peers import Peers
+from coterie.worker.settings import WorkerSettings
+from coterie.worker.stage_runner import StageRunner
+
+log = get_logger(__name__)
+
+UNSENT_LIMIT_BYTES = 32 * MIB
+"""Tensors waiting for a slow link before its stage waits too."""
+
+_DATA_KINDS = (BATCH, HIDDEN, GRADIENT, TIED)
+
+
+class WorkerProgram:
+    """One worker, from joining to leaving. `say` tells the device's owner what happens, a line each."""
+
+    def __init__(self, settings: WorkerSettings, say: Callable[[str], None]) -> None:
+        self._settings = settings
+        self._say = say
+        self._loop = asyncio.get_running_loop()
+        self._mailbox = Mailbox()
+        self._outboxes: dict[WorkerId, Outbox] = {}
+        self._peers = Peers(self._take_data, self._peer_lost, _host_id())
+        self._ended: asyncio.Future[None] = self._loop.create_future()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._welcome = Welcome(worker=WorkerId(""), run=RunId(""), heartbeat_s=2.0, silence_limit_s=30.0)
+        self._link: StreamLink | None = None
+        self._assign: Assign | None = None
+        self._runner: StageRunner | None = None
+        self._tensors: dict[str, Tensor] = {}
+        self._units_missing: set[int] = set()
+
+    async def run(self, join: JoinLink) -> None:
+        """Join and work until the run is over.
+
+        Raises:
+            CoterieError: Refused, lost the coordinator, or failed.
+        """
+        torch.set_num_threads(self._settings.threads)
+        server = FrameServer(self._peers.serve)
+        if self._settings.direct_links:
+            await server.start()
+        try:
+            self._link = await connect(join)
+            self._outboxes[COORDINATOR] = Outbox(self._link, self._loop, limit_bytes=UNSENT_LIMIT_BYTES)
+            await self._greet(join, server)
+            self._spawn(self._read_coordinator())
+            self._spawn(self._beat())
+            await self._ended
+        except CoterieError as error:
+            await self._report(error)
+            raise
+        finally:
+            await self._close(server)
+
+    async def _greet(self, join: JoinLink, server: FrameServer) -> None:
+        assert self._link is not None
+        settings = self._settings
+        budget = memory_budget(settings.memory_bytes, device_type=settings.device_type)
+        if settings.enforce_memory and settings.memory_bytes and not limit_memory(settings.memory_bytes):
+            self._say("this system cannot enforce the memory limit: it is planned with, but not enforced")
+        await self._send(
+            Hello(
+                wire_version=WIRE_VERSION,
+                package_version=__version__,
+                token=join.token,
+                name=settings.name,
+                device_type=settings.device_type,
+                threads=settings.threads,
+                memory_bytes=budget.bytes,
+                host_id=_host_id(),
+                hosts=own_addresses(),
+                port=server.port,
+                fingerprint=server.fingerprint,
+                unix_path=str(server.unix_path or ""),
+            )
+        )
+        frame = await self._link.receive()
+        answer = unpack(frame.header.body) if frame.header.kind == CONTROL else None
+        match answer:
+            case Welcome():
+                self._welcome = answer
+                self._say(f"joined run {answer.run} as {answer.worker} ({budget.why})")
+            case Refused(slug=slug, message=message, hint=hint):
+                raise error_from_slug(slug, message, hint)
+            case _:
+                raise ProtocolError(f"the coordinator answered a hello with a {frame.header.kind} frame")
+
+    async def _read_coordinator(self) -> None:
+        assert self._link is not None
+        while True:
+            try:
+                async with asyncio.timeout(self._welcome.silence_limit_s):
+                    frame = await self._link.receive()
+            except TimeoutError:
+                raise NetworkError(
+                    f"the coordinator has been silent for {self._welcome.silence_limit_s:.0f} s",
+                    hint="check the network and the coordinator's machine",
+                ) from None
+            if frame.header.kind == CONTROL:
+                await self._handle(unpack(frame.header.body), frame)
+            elif frame.header.kind == WEIGHTS:
+                await self._take_weights(frame)
+            else:
+                self._take_data(frame)
+
+    async def _handle(self, message: object, frame: Frame) -> None:
+        match message:
+            case Heartbeat():
+                pass
+            case ProfileRequest():
+                self._spawn(self._profile(message))
+            case MeasureLinks():
+                self._peers.expect(message.run, message.peer_token)
+                self._spawn(self._measure_links(message))
+            case Assign():
+                self._accept(message)
+            case RunSegment() | SaveState() if self._runner is not None:
+                self._runner.submit(message)
+            case NormTotal():
+                self._mailbox.put((NORM_TOTAL, message.step, 0), frame)
+            case Stop(reason=reason):
+                self._say(f"the run is over{f': {reason}' if reason else ''}")
+                await self._send(Goodbye(reason=reason))
+                if not self._ended.done():
+                    self._ended.set_result(None)
+            case _:
+                raise ProtocolError(f"the coordinator sent {type(message).__name__}, which a worker has no use for now")
+
+    async def _profile(self, request: ProfileRequest) -> None:
+        self._say("measuring this device")
+        budget = memory_budget(self._settings.memory_bytes, device_type=self._settings.device_type)
+        profile = await asyncio.to_thread(
+            profile_device,
+            request.spec,
+            request.model,
+            worker=self._welcome.worker,
+            name=self._settings.name,
+            device_type=self._settings.device_type,
+            threads=self._settings.threads,
+            memory=budget,
+            throttle_speed=self._settings.speed if self._settings.speed < 1 else None,
+            rows=request.rows,
+        )
+        await self._send(Profiled(profile=profile))
+
+    async def _measure_links(self, request: MeasureLinks) -> None:
+        links: list[LinkProfile] = []
+        failures: list[str] = []
+        for address in request.peers:
+            try:
+                links.extend(await self._peers.dial(address, self._welcome.worker))
+            except CoterieError as error:
+                failures.append(f"{address.worker}: {error.message}")
+                log.info("no direct link to %s: %s", address.worker, error.message)
+        await self._send(LinksMeasured(links=tuple(links), failures=tuple(failures)))
+
+    def _accept(self, assign: Assign) -> None:
+        place = assign.plan.stages[assign.stage]
+        self._assign = assign
+        self._units_missing = set(range(place.first_unit, place.stop_unit))
+        self._tensors = {}
+        self._say(f"stage {assign.stage} of {len(assign.plan.stages)}: units {place.first_unit}-{place.stop_unit - 1}")
+
+    async def _take_weights(self, frame: Frame) -> None:
+        body = unpack(frame.header.body)
+        if self._assign is None or getattr(body, "unit", None) not in self._units_missing:
+            raise ProtocolError("weights came that this stage did not wait for")
+        for spec, buffer in zip(frame.header.tensors, frame.buffers, strict=True):
+            self._tensors[spec.name] = decode(spec, buffer)
+        self._units_missing.discard(getattr(body, "unit"))  # noqa: B009 -- checked just above
+        if not self._units_missing:
+            tensors, self._tensors = self._tensors, {}
+            await self._build(self._assign, tensors)
+
+    async def _build(self, assign: Assign, tensors: dict[str, Tensor]) -> None:
+        worker = self._welcome.worker
+        base_bytes = current_rss_bytes()
+        place = Place(run=assign.run, worker=worker, plan=assign.plan, stage=assign.stage, tied_peer=assign.tied_peer)
+        for peer, link in self._peers.links.items():
+            self._outboxes[peer] = Outbox(link, self._loop, limit_bytes=UNSENT_LIMIT_BYTES)
+        self._runner = StageRunner(worker, assign, self._settings, self._outbox_to, self._fail_from_thread)
+        ports = NetworkPorts(place, self._mailbox, self._outbox_to)
+        await asyncio.to_thread(self._runner.build, tensors, ports)
+        is_last = assign.stage == len(assign.plan.stages) - 1
+        link_to_next = "" if is_last else self._peers.carriers.get(place.next, "relayed")
+        await self._send(StageReady(stage=assign.stage, link_to_next=link_to_next, base_bytes=base_bytes))
+
+    def _outbox_to(self, worker: WorkerId) -> Outbox:
+        return self._outboxes.get(worker) or self._outboxes[COORDINATOR]
+
+    def _take_data(self, frame: Frame) -> None:
+        header = frame.header
+        if self._assign is None or (header.run, header.plan_version) != (
+            self._assign.run,
+            self._assign.plan.version,
+        ):
+            log.info("a %s frame of another run or plan was dropped", header.kind)
+        elif header.kind in _DATA_KINDS:
+            self._mailbox.put((header.kind, header.step, header.micro_batch), frame)
+        else:
+            raise ProtocolError(f"{header.source or 'a peer'} sent a frame of kind {header.kind[:40]!r}")
+
+    def _peer_lost(self, worker: WorkerId, error: CoterieError) -> None:
+        neighbours = set()
+        if self._assign is not None:
+            neighbours = {stage.worker for stage in self._assign.plan.stages}
+        if worker in neighbours:
+            self._fail(WorkerLostError(f"the link to {worker} ended: {error.message}"))
+
+    async def _beat(self) -> None:
+        while True:
+            await asyncio.sleep(self._welcome.heartbeat_s)
+            await self._send(Heartbeat(rss_bytes=current_rss_bytes()))
+
+    async def _send(self, message: Message) -> None:
+        assert self._link is not None
+        await self._link.send(control(message, source=self._welcome.worker))
+
+    def _spawn(self, work: "asyncio._CoroutineLike[None]") -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._task_done)
+
+    def _task_done(self, task: "asyncio.Task[None]") -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            if not isinstance(error, CoterieError):
+                log.error("a task of the worker failed", exc_info=error)
+                error = CoterieError(f"{type(error).__name__}: {error}", hint="this is a bug: please report it")
+            self._fail(error)
+
+    def _fail_from_thread(self, error: CoterieError) -> None:
+        self._loop.call_soon_threadsafe(self._fail, error)
+
+    def _fail(self, error: CoterieError) -> None:
+        """End the worker; whoever waits for a frame or for room to send is woken."""
+        self._mailbox.fail(error)
+        for outbox in self._outboxes.values():
+            outbox.fail(error)
+        if not self._ended.done():
+            self._ended.set_exception(error)
+
+    async def _report(self, error: CoterieError) -> None:
+        """Tell the coordinator why; it may be gone itself."""
+        if self._link is not None and self._welcome.worker:
+            with contextlib.suppress(CoterieError, TimeoutError):
+                async with asyncio.timeout(5):
+                    await self._send(Failed(slug=error.slug, message=error.message, hint=error.hint))
+
+    async def _close(self, server: FrameServer) -> None:
+        if self._runner is not None:
+            self._runner.end()
+        for task in tuple(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for outbox in self._outboxes.values():
+            outbox.cancel()
+        await self._peers.close()
+        if self._link is not None:
+            await self._link.close()
+        await server.close()
+
+
+def _host_id() -> str:
+    """Equal for workers that can share a Unix socket: the boot of this machine, or its network card."""
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    try:
+        return f"{platform.node()}-{boot.read_text().strip()}"
+    except OSError:
+        return f"{platform.node()}-{uuid.getnode():x}"

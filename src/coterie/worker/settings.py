@@ -1,0 +1,27 @@
+"""What the owner of a device decides about its worker."""
+
+import msgspec
+
+from coterie.profiles.cluster_profile import DeviceType
+
+
+class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Options of `coterie worker`.
+
+    Attributes:
+        name: What to call the device in tables.
+        memory_bytes: Most that the worker process may use in all; None: what is free.
+        enforce_memory: Make allocations beyond that fail, where the system can.
+        speed: Share of a core's speed; below 1 the compute thread sleeps so that wall time = CPU time / speed.
+        threads: Compute threads.
+        device_type: Where the stage runs.
+        direct_links: Listen for the stage before this one; off, everything goes through the coordinator.
+    """
+
+    name: str
+    memory_bytes: int | None = None
+    enforce_memory: bool = False
+    speed: float = 1.0
+    threads: int = 1
+    device_type: DeviceType = "cpu"
+    direct_links: bool = True

@@ -1,0 +1,190 @@
+"""The compute thread of a worker: builds its stage, runs segments, hands out state. One thing at a time, in order."""
+
+import queue
+import threading
+from collections.abc import Callable, Mapping
+
+from torch import Tensor
+
+from coterie.cluster.messages import STATE, Assign, RunSegment, SaveState, StateSent, UnitBody, control, pack
+from coterie.errors import CoterieError, OutOfMemoryError
+from coterie.ids import COORDINATOR, WorkerId
+from coterie.measure.allocator import use_tight_allocator
+from coterie.measure.process_memory import is_out_of_memory, reset_peak
+from coterie.models.stage import StageModule, build_stage
+from coterie.models.weights import MappingWeights
+from coterie.pipeline.executor import ExecutorSettings, StageExecutor
+from coterie.pipeline.optimizer import StageOptimizer
+from coterie.pipeline.throttle import Throttle
+from coterie.schedules import make_schedule
+from coterie.tasks.registry import get_task
+from coterie.tensors.codecs import encode
+from coterie.transport.frame import Frame, FrameHeader
+from coterie.units import format_bytes
+from coterie.worker.network_ports import NetworkPorts
+from coterie.worker.outbox import Outbox
+from coterie.worker.settings import WorkerSettings
+
+PARAMETER = "param/"
+OPTIMIZER = "optim/"
+
+Job = RunSegment | SaveState | None
+
+
+class StageRunner:
+    """Runs one assigned stage in a thread of its own.
+
+    Args:
+        on_failure: Called once, from the compute thread, with what ended it.
+    """
+
+    def __init__(
+        self,
+        worker: WorkerId,
+        assign: Assign,
+        settings: WorkerSettings,
+        outbox_to: Callable[[WorkerId], Outbox],
+        on_failure: Callable[[CoterieError], None],
+    ) -> None:
+        self._worker = worker
+        self._assign = assign
+        self._settings = settings
+        self._outbox_to = outbox_to
+        self._on_failure = on_failure
+        self._jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="compute", daemon=True)
+        self._stage: StageModule | None = None
+        self._optimizer: StageOptimizer | None = None
+        self._executor: StageExecutor | None = None
+
+    def build(self, tensors: Mapping[str, Tensor], ports: NetworkPorts) -> None:
+        """Build the stage from the tensors of its units (`param/…`, `optim/…`); runs in a helper thread.
+
+        Raises:
+            CoterieError: The tensors are not those of the stage, or memory ran out.
+        """
+        place = self._assign.plan.stages[self._assign.stage]
+        if place.allocator == "tight":
+            use_tight_allocator()
+        parameters = {name.removeprefix(PARAMETER): tensor for name, tensor in tensors.items() if _is(name, PARAMETER)}
+        try:
+            stage = build_stage(
+                self._assign.spec,
+                place.first_unit,
+                place.stop_unit,
+                MappingWeights(parameters),
+                device=self._settings.device_type,
+            )
+            optimizer = StageOptimizer(self._assign.optimizer)
+            state = _optimizer_state(tensors)
+            if state:
+                optimizer.load_state(state, stage.trainable())
+        except (MemoryError, RuntimeError) as error:
+            if is_out_of_memory(error):
+                raise self.out_of_memory(error) from error
+            raise
+        self._stage, self._optimizer = stage, optimizer
+        self._executor = StageExecutor(
+            stage,
+            optimizer,
+            get_task(self._assign.task),
+            ports,
+            ExecutorSettings(
+                seed=self._assign.spec.seed,
+                sends_gradient=self._assign.gradient_below,
+                recompute=place.recompute,
+                name=f"stage {self._assign.stage}",
+            ),
+            throttle=Throttle(self._settings.speed) if self._settings.speed < 1 else None,
+        )
+        reset_peak()
+        self._thread.start()
+
+    def out_of_memory(self, error: BaseException) -> OutOfMemoryError:
+        """The error with the numbers of this device."""
+        place = self._assign.plan.stages[self._assign.stage]
+        return OutOfMemoryError(
+            f"memory ran out on stage {self._assign.stage} ({place.device_name}): limit "
+            f"{format_bytes(place.memory_limit)}, predicted peak {format_bytes(place.memory.total)} ({error})",
+            hint='give the device more memory, use more micro-batches, recompute = "on", or lora',
+        )
+
+    def submit(self, job: RunSegment | SaveState) -> None:
+        """Queue a job behind those before it."""
+        self._jobs.put(job)
+
+    def end(self) -> None:
+        """Let the thread end after what it does now."""
+        self._jobs.put(None)
+
+    def _run(self) -> None:
+        try:
+            while (job := self._jobs.get()) is not None:
+                if isinstance(job, SaveState):
+                    self._send_state(job)
+                else:
+                    self._run_segment(job)
+        except CoterieError as error:
+            self._on_failure(self.out_of_memory(error) if isinstance(error, OutOfMemoryError) else error)
+        except Exception as error:
+            self._on_failure(
+                self.out_of_memory(error)
+                if is_out_of_memory(error)
+                else CoterieError(f"{type(error).__name__}: {error}", hint="this is a bug: please report it")
+            )
+
+    def _run_segment(self, job: RunSegment) -> None:
+        assert self._executor is not None
+        schedule = make_schedule(
+            job.schedule,
+            stages=len(self._assign.plan.stages),
+            micro_batches=job.micro_batches,
+            steps=job.steps,
+            in_flight=None
+            if job.schedule == "forward"
+            else tuple(stage.in_flight for stage in self._assign.plan.stages),
+        )
+        self._executor.run_segment(schedule, self._assign.stage, job.first_step)
+
+    def _send_state(self, job: SaveState) -> None:
+        """Send each trained unit's parameters and optimizer state, one frame a unit: one unit's copy at a time."""
+        assert self._stage is not None
+        assert self._optimizer is not None
+        outbox = self._outbox_to(COORDINATOR)
+        state = self._optimizer.state()
+        by_unit: dict[int, dict[str, Tensor]] = {}
+        for name, parameter in self._stage.trainable().items():
+            if name == self._stage.tied_name and not self._stage.is_first:
+                continue  # both ends hold equal copies; the first one's is kept
+            tensors = by_unit.setdefault(self._stage.unit_of(name), {})
+            tensors[PARAMETER + name] = parameter.detach()
+            tensors |= {f"{OPTIMIZER}{name}/{field}": value for field, value in state.get(name, {}).items()}
+        for unit, tensors in sorted(by_unit.items()):
+            parts = [encode(tensor.cpu(), name, "raw") for name, tensor in tensors.items()]
+            header = FrameHeader(
+                kind=STATE,
+                source=self._worker,
+                target=COORDINATOR,
+                run=self._assign.run,
+                plan_version=self._assign.plan.version,
+                step=job.step,
+                body=pack(UnitBody(unit=unit)),
+                tensors=tuple(spec for spec, _ in parts),
+            )
+            outbox.post(Frame(header, tuple(buffer for _, buffer in parts)))
+        outbox.post(control(StateSent(step=job.step), source=self._worker))
+        # The buffers are the parameters themselves: they must be out before the next update changes them.
+        outbox.wait_until_sent()
+
+
+def _is(name: str, prefix: str) -> bool:
+    return name.startswith(prefix)
+
+
+def _optimizer_state(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+    state: dict[str, dict[str, Tensor]] = {}
+    for key, tensor in tensors.items():
+        if key.startswith(OPTIMIZER):
+            name, _, field = key.removeprefix(OPTIMIZER).rpartition("/")
+            state.setdefault(name, {})[field] = tensor
+    return state
