@@ -1,1 +1,5 @@
-"""Torch tensors as bytes on a link, and the codecs that make them smaller."""
+"""Tensors as bytes: exact and zero-copy, or smaller and lossy where the user allows it."""
+
+from coterie.tensors.codecs import Codec, decode, encode
+
+__all__ = ["Codec", "decode", "encode"]

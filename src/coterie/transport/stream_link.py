@@ -1,0 +1,270 @@
+"""The frame stream over asyncio: received straight into the tensors' own memory, sent with bounded queues.
+
+Why a `BufferedProtocol` under asyncio's own TLS, with `SO_RCVLOWAT` on the socket beneath it: at 100 Mbit/s a receiver
+that wakes for every packet spends most of its CPU on waking. The mark counts bytes of the socket, and TLS only adds to
+them, so it holds for encrypted bytes as well if what the TLS layer may have buffered (less than one record) is
+subtracted. Figures of `benchmarks/links.py` decide whether this stays.
+"""
+
+import asyncio
+import ssl
+import sys
+from collections import deque
+
+from coterie.errors import CoterieError, NetworkError
+from coterie.logs import get_logger
+from coterie.transport.frame import Frame
+from coterie.transport.limits import Limits
+from coterie.transport.socket_options import LowWater, notice_dead_peer
+from coterie.transport.wire import FrameReader, flat_view, frame_head
+from coterie.units import MIB
+
+_log = get_logger(__name__)
+
+CHUNK_BYTES = 256 * 1024
+"""Written to the transport at a time: asyncio copies what the socket does not take, and TLS encrypts a whole write."""
+TURN_BYTES = 4 * MIB
+"""Written before other tasks get their turn, should the socket never fill."""
+TLS_RECORD_BYTES = 16 * 1024 + 512
+CLOSE_TIMEOUT_S = 5.0
+
+
+class StreamLink(asyncio.BufferedProtocol):
+    """A `Link` over one TCP, TLS or Unix-socket connection.
+
+    Buffers given to `send` are not copied: they must not change until they are sent, which `flush` waits for.
+
+    Args:
+        limits: Of frames in both directions; settable at any time, holds from the next frame on.
+        max_unsent_bytes: `send` waits while more than this is queued, the frame it was given included.
+        max_unread_bytes: Reading pauses while whole frames of more than this wait for `receive`.
+    """
+
+    def __init__(
+        self, limits: Limits | None = None, *, max_unsent_bytes: int = 8 * MIB, max_unread_bytes: int = 8 * MIB
+    ) -> None:
+        self._reader = FrameReader(limits or Limits())
+        self._max_unsent_bytes = max_unsent_bytes
+        self._max_unread_bytes = max_unread_bytes
+        self._transport: asyncio.Transport | None = None
+        self._transport_keeps = False  # whether the transport keeps a view of what is written: then it gets a copy
+        self._low_water: LowWater | None = None
+        self._outbox: deque[memoryview] = deque()
+        self._unsent_bytes = 0
+        self._bytes_sent = 0
+        self._bytes_received = 0
+        self._inbox: deque[Frame] = deque()
+        self._unread_bytes = 0
+        self._writing_paused = False
+        self._reading_paused = False
+        self._closing = False
+        self._error: CoterieError | None = None
+        self._arrived = asyncio.Event()
+        self._drained = asyncio.Event()
+        self._flushed = asyncio.Event()
+        self._lost = asyncio.Event()
+        self._drained.set()
+        self._flushed.set()
+
+    # ---- what programs call
+
+    @property
+    def limits(self) -> Limits:
+        """What a frame may claim, in both directions."""
+        return self._reader.limits
+
+    @limits.setter
+    def limits(self, limits: Limits) -> None:
+        self._reader.limits = limits
+
+    @property
+    def bytes_sent(self) -> int:
+        """Bytes handed to the network so far, headers included."""
+        return self._bytes_sent
+
+    @property
+    def bytes_received(self) -> int:
+        """Bytes taken from the network so far, headers included."""
+        return self._bytes_received
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the link is closed or broken; frames that arrived before can still be received if it broke."""
+        return self._closing or self._error is not None
+
+    async def send(self, frame: Frame) -> None:
+        """Queue a frame and wait while more than `max_unsent_bytes` are unsent; may be called by several tasks.
+
+        Raises:
+            NetworkError: The link is closed or broke.
+            ProtocolError: The frame breaks a limit; nothing was sent.
+        """
+        self._check_open()
+        head = frame_head(frame, self.limits)
+        self._outbox.append(memoryview(head))
+        self._outbox.extend(flat_view(buffer) for buffer in frame.buffers if memoryview(buffer).nbytes)
+        self._unsent_bytes += len(head) + frame.payload_bytes
+        self._flushed.clear()
+        if self._unsent_bytes > self._max_unsent_bytes:
+            self._drained.clear()
+        self._pump()
+        await self._drained.wait()
+        self._raise_error()
+
+    async def flush(self) -> None:
+        """Wait until no buffer given to `send` is needed any more.
+
+        Raises:
+            NetworkError: The link is closed or broke.
+        """
+        await self._flushed.wait()
+        self._raise_error()
+
+    async def receive(self) -> Frame:
+        """Wait for the next frame; the frames that came before the link broke are given first.
+
+        Raises:
+            NetworkError: The link closed or broke.
+            ProtocolError: The peer sent bytes that are no frame, or one over the limits; the link is closed.
+            VersionMismatchError: The peer speaks another wire format; the link is closed.
+        """
+        while not self._inbox:
+            self._check_open()
+            self._arrived.clear()
+            await self._arrived.wait()
+        frame = self._inbox.popleft()
+        self._unread_bytes -= frame.payload_bytes
+        if self._reading_paused and self._unread_bytes <= self._max_unread_bytes:
+            self._reading_paused = False
+            if self._transport is not None and not self._transport.is_closing():
+                self._transport.resume_reading()
+        return frame
+
+    async def close(self) -> None:
+        """Flush what is queued, then close; idempotent. After some seconds without progress: at once."""
+        if not self._closing:
+            self._closing = True
+            self._arrived.set()
+        try:
+            async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                await self._flushed.wait()
+                if self._transport is not None:
+                    self._transport.close()
+                    await self._lost.wait()
+        except TimeoutError:
+            _log.info("the peer did not take the last bytes within %s s; closed without", CLOSE_TIMEOUT_S)
+        finally:
+            self.abort()
+
+    def abort(self, error: CoterieError | None = None) -> None:
+        """Close at once; what is queued is lost. `error` is what `receive` and `send` then raise."""
+        self._fail(error or NetworkError("the link is closed"))
+        if self._transport is not None:
+            self._transport.abort()
+
+    # ---- what asyncio calls
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """The connection stands: set its options."""
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        sock = transport.get_extra_info("socket")
+        encrypted = isinstance(transport.get_extra_info("ssl_object"), ssl.SSLObject)
+        self._transport_keeps = sys.version_info >= (3, 12) and not encrypted
+        if sock is not None:
+            notice_dead_peer(sock)
+            self._low_water = LowWater(sock, margin_bytes=TLS_RECORD_BYTES if encrypted else 0)
+        if self._error is not None:
+            transport.abort()
+
+    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - asyncio's signature
+        """Where the next received bytes go."""
+        if self._error is None:
+            return self._reader.target()
+        return memoryview(bytearray(CHUNK_BYTES))  # the transport was aborted; whatever still comes is dropped
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Bytes were received."""
+        self._bytes_received += nbytes
+        if self._error is not None:
+            return
+        try:
+            frame = self._reader.advance(nbytes)
+        except CoterieError as error:
+            _log.info("link closed: %s", error.message)
+            self.abort(error)
+            return
+        if self._low_water is not None:
+            self._low_water.expect(self._reader.missing_bytes)
+        if frame is not None:
+            self._deliver(frame)
+
+    def eof_received(self) -> bool:
+        """The peer sends no more: close."""
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The connection ended."""
+        if self._reader.is_mid_frame:
+            reason = f"the peer closed in mid-frame, {self._reader.missing_bytes} tensor bytes short"
+        else:
+            reason = "the peer closed the link"
+        self._fail(NetworkError(f"{reason}: {exc}" if exc else reason))
+        self._transport = None
+        self._lost.set()
+
+    def pause_writing(self) -> None:
+        """The transport's buffer is full."""
+        self._writing_paused = True
+
+    def resume_writing(self) -> None:
+        """The transport's buffer has room."""
+        self._writing_paused = False
+        self._pump()
+
+    # ---- inside
+
+    def _deliver(self, frame: Frame) -> None:
+        self._inbox.append(frame)
+        self._arrived.set()
+        self._unread_bytes += frame.payload_bytes
+        if self._unread_bytes > self._max_unread_bytes and not self._reading_paused and self._transport is not None:
+            self._reading_paused = True
+            self._transport.pause_reading()
+
+    def _pump(self) -> None:
+        turn_bytes = 0
+        while self._outbox and not self._writing_paused and self._transport is not None and turn_bytes < TURN_BYTES:
+            piece = self._outbox[0]
+            chunk = piece[:CHUNK_BYTES]
+            if len(chunk) < len(piece):
+                self._outbox[0] = piece[CHUNK_BYTES:]
+            else:
+                self._outbox.popleft()
+            self._transport.write(bytes(chunk) if self._transport_keeps else chunk)
+            turn_bytes += len(chunk)
+        self._unsent_bytes -= turn_bytes
+        self._bytes_sent += turn_bytes
+        if self._unsent_bytes <= self._max_unsent_bytes:
+            self._drained.set()
+        if not self._outbox:
+            self._flushed.set()
+        elif not self._writing_paused and self._transport is not None:
+            asyncio.get_running_loop().call_soon(self._pump)
+
+    def _fail(self, error: CoterieError) -> None:
+        if self._error is None:
+            self._error = error
+        self._outbox.clear()
+        self._unsent_bytes = 0
+        for event in (self._arrived, self._drained, self._flushed):
+            event.set()
+
+    def _check_open(self) -> None:
+        self._raise_error()
+        if self._closing:
+            raise NetworkError("the link is closed")
+
+    def _raise_error(self) -> None:
+        if self._error is not None:
+            raise self._error.with_traceback(None)  # else each raise would add its frames to the same exception
