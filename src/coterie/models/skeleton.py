@@ -1,0 +1,99 @@
+"""The empty model: every module in its place, parameters and buffers on the meta device."""
+
+import json
+from typing import TYPE_CHECKING, cast
+
+import torch
+from torch import nn
+
+from coterie.errors import UnsupportedModelError
+from coterie.jobs.model_spec import ModelSpec
+from coterie.models.source import SUPPORTED
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel
+
+
+def config_of(spec: ModelSpec) -> "PretrainedConfig":
+    """The spec's Hugging Face config, without a key-value cache: training never uses one."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING  # noqa: PLC0415 - heavy
+
+    values = json.loads(spec.config_json)
+    config = CONFIG_MAPPING[values["model_type"]].from_dict(values)
+    config.use_cache = False
+    return config
+
+
+def model_class(spec_class: str, config: "PretrainedConfig") -> type["PreTrainedModel"]:
+    """The transformers class that `auto_class` chooses for a config.
+
+    Raises:
+        UnsupportedModelError: transformers has no such class, or none for this model type.
+    """
+    import transformers  # noqa: PLC0415 - heavy
+
+    auto = getattr(transformers, spec_class, None)
+    mapping = getattr(auto, "_model_mapping", None)
+    if mapping is None:
+        raise UnsupportedModelError(
+            f"transformers has no class {spec_class}", hint="for example AutoModelForTokenClassification"
+        )
+    try:
+        found = mapping[type(config)]
+    except KeyError:
+        raise UnsupportedModelError(
+            f"{config.model_type} models have no {spec_class} in transformers", hint=f"supported are {SUPPORTED}"
+        ) from None
+    return cast("type[PreTrainedModel]", found[0] if isinstance(found, tuple) else found)
+
+
+def empty_model(spec: ModelSpec) -> "PreTrainedModel":
+    """The spec's whole model on the meta device: no memory for weights, no random initialisation."""
+    config = config_of(spec)
+    found = model_class(spec.auto_class, config)
+    with torch.device("meta"):
+        return found._from_config(config, dtype=torch.float32)  # noqa: SLF001 - what the auto class calls
+
+
+def find_blocks(model: nn.Module) -> tuple[str, nn.ModuleList]:
+    """Name and list of the transformer blocks: the module list that holds the most parameters.
+
+    Raises:
+        UnsupportedModelError: The model has no list of blocks.
+    """
+    best: tuple[str, nn.ModuleList] | None = None
+    most = 0
+    for name, module in model.named_modules():
+        if isinstance(module, nn.ModuleList):
+            count = sum(parameter.numel() for parameter in module.parameters())
+            if count > most:
+                best, most = (name, module), count
+    if best is None:
+        raise UnsupportedModelError(
+            f"{type(model).__name__} has no list of blocks to cut between", hint=f"supported are {SUPPORTED}"
+        )
+    return best
+
+
+def materialise_buffers(model: "PreTrainedModel", device: torch.device) -> None:
+    """Gives buffers that are not in checkpoints (positions, rotary frequencies) their values, by the model's own code.
+
+    This is what `from_pretrained` does; parameters are left alone.
+    """
+    for name, buffer in list(model.named_buffers()):
+        if buffer.is_meta:
+            set_buffer(model, name, torch.empty_like(buffer, device="cpu"))
+    for parameter in model.parameters():
+        parameter._is_hf_initialized = True  # type: ignore[attr-defined] # noqa: SLF001 - transformers' own mark
+    for module in model.modules():
+        module._is_hf_initialized = False  # type: ignore[assignment] # noqa: SLF001 - transformers' own mark
+    model.initialize_weights()
+    if device.type != "cpu":
+        for name, buffer in list(model.named_buffers()):
+            set_buffer(model, name, buffer.to(device))
+
+
+def set_buffer(model: nn.Module, name: str, value: torch.Tensor) -> None:
+    """Replaces one buffer."""
+    owner, _, leaf = name.rpartition(".")
+    model.get_submodule(owner)._buffers[leaf] = value  # noqa: SLF001 - keeps whether the buffer is persistent

@@ -1,0 +1,91 @@
+"""From a model and the user's wishes to the spec that every worker gets."""
+
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any, Literal
+
+import msgspec
+
+from coterie.errors import RecipeError
+from coterie.jobs.model_spec import LoraSpec, ModelSpec, TrainableMethod
+from coterie.models.adapters import resolve_lora
+from coterie.models.anatomy import Anatomy, describe
+from coterie.models.skeleton import empty_model
+from coterie.models.source import ModelSource
+from coterie.models.weights import FolderWeights
+
+_TASK_LAYERS = frozenset({"classifier", "score", "qa_outputs"})
+"""First part of the names that transformers gives to task layers; PEFT trains them whole as well."""
+
+
+def make_model_spec(  # noqa: PLR0913 - one argument per wish, all by keyword
+    source: ModelSource,
+    *,
+    auto_class: str,
+    config_overrides: Mapping[str, Any],
+    seed: int,
+    method: TrainableMethod = "full",
+    lora: LoraSpec | None = None,
+    frozen_patterns: Sequence[str] = (),
+    compute_dtype: Literal["float32", "bfloat16"] = "float32",
+) -> ModelSpec:
+    """Resolves adapters and frozen parameters on the whole model, and refuses what cannot be cut.
+
+    Args:
+        source: The opened model.
+        auto_class: Such as `AutoModelForTokenClassification`.
+        config_overrides: Config values that the task or the user sets (labels, dropout).
+        seed: Base of all randomness.
+        method: `full` or `lora`.
+        lora: Adapter settings with target words (see `resolve_lora`); the default ones if `method` is `lora`.
+        frozen_patterns: Under `full`: unit names (`embedding`, `block 0`) or globs of parameter names.
+        compute_dtype: `bfloat16` runs the forward under autocast; weights stay float32.
+
+    Raises:
+        UnsupportedModelError: The model cannot be cut; the message says why.
+        RecipeError: A target or a pattern matches nothing, or nothing is left to train.
+    """
+    config = source.config.__class__.from_dict({**source.config.to_dict(), **config_overrides})
+    plain = ModelSpec(
+        config_json=config.to_json_string(), auto_class=auto_class, seed=seed, compute_dtype=compute_dtype
+    )
+    anatomy = describe(plain)
+    if method == "lora":
+        if frozen_patterns:
+            raise RecipeError("LoRA freezes every weight of the model by itself", hint="leave `frozen` out with LoRA")
+        model = empty_model(plain)
+        resolved = resolve_lora(model, lora or LoraSpec(), anatomy.blocks_name, _task_layers(anatomy, source, plain))
+        return msgspec.structs.replace(plain, method="lora", lora=resolved)
+    if lora is not None:
+        raise RecipeError(
+            "adapter settings are given, but the method is full fine-tuning", hint="use the method `lora`"
+        )
+    return msgspec.structs.replace(plain, frozen=_frozen(anatomy, frozen_patterns))
+
+
+def _task_layers(anatomy: Anatomy, source: ModelSource, spec: ModelSpec) -> tuple[str, ...]:
+    """Layers that a task adds on top of a pretrained model: those with the usual names, and those the folder lacks."""
+    last = anatomy.unit_count - 1
+    modules = {name.rpartition(".")[0] for name, unit in anatomy.unit_of.items() if unit == last}
+    usual = {module for module in modules if module.split(".", 1)[0] in _TASK_LAYERS}
+    new = {name.rpartition(".")[0] for name in FolderWeights(source, spec).new_layers}
+    return tuple(sorted(usual | new))
+
+
+def _frozen(anatomy: Anatomy, patterns: Sequence[str]) -> tuple[str, ...]:
+    frozen: set[str] = set()
+    for pattern in patterns:
+        found = {
+            name
+            for name, unit in anatomy.unit_of.items()
+            if anatomy.unit_names[unit] == pattern or fnmatchcase(name, pattern)
+        }
+        if not found:
+            raise RecipeError(
+                f"the frozen pattern {pattern!r} matches no parameter",
+                hint=f"write a unit ({', '.join(anatomy.unit_names)}) or a glob such as {next(iter(anatomy.unit_of))}",
+            )
+        frozen |= found
+    if len(frozen) == len(anatomy.unit_of):
+        raise RecipeError("every parameter is frozen, so nothing would be trained", hint="freeze less")
+    return tuple(name for name in anatomy.unit_of if name in frozen)

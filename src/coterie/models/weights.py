@@ -1,0 +1,205 @@
+"""Where a stage's weights come from: a model folder, or a mapping (received over a link, read from a checkpoint)."""
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from coterie.errors import ModelError
+from coterie.jobs.model_spec import ModelSpec
+from coterie.logs import get_logger
+from coterie.models.adapters import is_adapter, new_adapter
+from coterie.models.anatomy import describe
+from coterie.models.checkpoint_names import CheckpointNames
+from coterie.models.new_layers import new_parameter
+from coterie.models.skeleton import empty_model
+from coterie.models.source import ModelSource, weight_file
+
+_LOG = get_logger(__name__)
+
+
+class WeightStore(Protocol):
+    """Gives parameters (and the buffers that checkpoints hold) by name, as float32."""
+
+    def get(self, names: Iterable[str]) -> dict[str, torch.Tensor]:
+        """The tensors of `names`, as named in `Anatomy.unit_of`.
+
+        Raises:
+            ModelError: One of them is not there.
+        """
+        ...
+
+
+class MappingWeights:
+    """Tensors that are here already. They are handed over, not copied: the stage trains these very tensors."""
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        self._tensors = tensors
+
+    def get(self, names: Iterable[str]) -> dict[str, torch.Tensor]:
+        """See `WeightStore.get`."""
+        wanted = list(names)
+        lost = [name for name in wanted if name not in self._tensors]
+        if lost:
+            raise ModelError(
+                f"{len(lost)} of {len(wanted)} tensors are missing, among them {', '.join(lost[:3])}",
+                hint="the weights belong to another model or another cut",
+            )
+        return {name: _as_float32(self._tensors[name]) for name in wanted}
+
+
+class FolderWeights:
+    """A model folder: reads what is asked and nothing else; new layers and adapters start from (seed, name)."""
+
+    def __init__(self, source: ModelSource, spec: ModelSpec) -> None:
+        """Lists the folder's tensors.
+
+        Raises:
+            ModelError: No weights, a shard that is absent, or a file that is damaged.
+        """
+        self.folder = source.folder
+        self._name = source.name
+        self._spec = spec
+        self._anatomy = describe(spec)
+        self._model = empty_model(spec)
+        self._files = _list_tensors(weight_file(source.folder, source.name))
+        self._names = CheckpointNames(self._model, self._files)
+
+    @property
+    def new_layers(self) -> tuple[str, ...]:
+        """Parameters that the folder does not hold and that start from (seed, name): a new classifier."""
+        return tuple(n for n in self._anatomy.unit_of if not is_adapter(n) and self._held_as(n) is None)
+
+    def get(self, names: Iterable[str]) -> dict[str, torch.Tensor]:
+        """See `WeightStore.get`.
+
+        Raises:
+            ModelError: A parameter of the embedding or of a block is not in the folder, or has another shape.
+        """
+        held: dict[str, str] = {}
+        result: dict[str, torch.Tensor] = {}
+        for name in names:
+            slot = None if is_adapter(name) else self._held_as(name)
+            if slot is not None:
+                held[slot] = name
+            else:
+                result[name] = self._new(name)
+        reader = _Reader(self._files)
+        try:
+            read = self._names.read(held, reader.read)
+        finally:
+            reader.close()
+        for slot, tensor in read.items():
+            name = held[slot]
+            expected = self._anatomy.shapes.get(name, tuple(tensor.shape))
+            if tuple(tensor.shape) != expected:
+                raise ModelError(
+                    f"{name} has shape {tuple(tensor.shape)} in {self._name}, and {expected} in its config",
+                    hint="is the number of labels set as in the folder? otherwise the folder's files do not belong together",
+                )
+            result[name] = tensor
+        return result
+
+    def _held_as(self, name: str) -> str | None:
+        """The name under which the folder holds a parameter; a tied one may be there under either of its names."""
+        for slot in (name, *(slot for slot, first in self._anatomy.slots.items() if first == name)):
+            if slot in self._names:
+                return slot
+        return None
+
+    def _new(self, name: str) -> torch.Tensor:
+        if is_adapter(name):
+            return new_adapter(name, self._anatomy.shapes[name], self._spec.seed)
+        if self._anatomy.unit_of.get(name) != self._anatomy.unit_count - 1:
+            raise ModelError(
+                f"{self._name} does not hold {name}",
+                hint="the folder is incomplete or belongs to another kind of model",
+            )
+        _LOG.info("%s is new and starts from seed %d", name, self._spec.seed)
+        return new_parameter(self._model, name, self._spec.seed)
+
+
+class _Reader:
+    """Reads single tensors, each file opened at most once."""
+
+    def __init__(self, files: Mapping[str, Path]) -> None:
+        self._files = files
+        self._open: dict[Path, object] = {}
+
+    def read(self, key: str) -> torch.Tensor:
+        """One tensor as float32 in memory of its own."""
+        path = self._files[key]
+        try:
+            if path.suffix == ".safetensors":
+                return _as_float32(self._safetensors(path).get_tensor(key))  # type: ignore[attr-defined]
+            return _as_float32(self._bin(path)[key]).clone()
+        except (OSError, RuntimeError, KeyError) as error:
+            raise ModelError(f"{key} cannot be read from {path}: {error}", hint="download the model again") from error
+
+    def close(self) -> None:
+        """Lets go of all files."""
+        self._open.clear()
+
+    def _safetensors(self, path: Path) -> object:
+        if path not in self._open:
+            from safetensors import safe_open  # noqa: PLC0415 - loads with the first read
+
+            # pread, since mapping a whole file counts against a memory limit even if little of it is read.
+            self._open[path] = safe_open(path, framework="pt", device="cpu", backend="pread")
+        return self._open[path]
+
+    def _bin(self, path: Path) -> dict[str, torch.Tensor]:
+        if path not in self._open:
+            self._open[path] = _load_bin(path)
+        opened = self._open[path]
+        assert isinstance(opened, dict)
+        return opened
+
+
+def _list_tensors(path: Path) -> dict[str, Path]:
+    """`{tensor name: file}` of a weight file or of a sharded one's index."""
+    if path.suffix != ".json":
+        return dict.fromkeys(_keys_of(path), path)
+    try:
+        index = json.loads(path.read_text(encoding="utf-8"))
+        files = {str(key): path.parent / str(file) for key, file in index["weight_map"].items()}
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+        raise ModelError(f"{path} is not an index of weight files", hint="download the model again") from error
+    absent = sorted({file.name for file in files.values() if not file.is_file()})
+    if absent:
+        raise ModelError(
+            f"{path.parent} lacks {len(absent)} weight files, among them {absent[0]}", hint="download the model again"
+        )
+    return files
+
+
+def _keys_of(path: Path) -> list[str]:
+    if path.suffix != ".safetensors":
+        return list(_load_bin(path))
+    from safetensors import SafetensorError, safe_open  # noqa: PLC0415 - loads with the first read
+
+    try:
+        with safe_open(path, framework="pt", device="cpu", backend="pread") as file:
+            return list(file.keys())
+    except (SafetensorError, OSError) as error:
+        raise ModelError(f"{path} is damaged: {error}", hint="download the model again") from error
+
+
+def _load_bin(path: Path) -> dict[str, torch.Tensor]:
+    """A torch file, read as data only (`weights_only`), mapped where its format allows it."""
+    import zipfile  # noqa: PLC0415 - beside its one use
+    from pickle import UnpicklingError  # noqa: PLC0415, S403 - only to name the error; torch reads weights only
+
+    try:
+        loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+    except (OSError, RuntimeError, UnpicklingError, EOFError) as error:
+        raise ModelError(f"{path} is damaged or holds more than weights: {error}", hint="download it again") from error
+    if not isinstance(loaded, dict):
+        raise ModelError(f"{path} does not hold named weights", hint="download the model again")
+    return {str(key): value for key, value in loaded.items() if isinstance(value, torch.Tensor)}
+
+
+def _as_float32(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to(torch.float32) if tensor.is_floating_point() else tensor
