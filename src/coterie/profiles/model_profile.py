@@ -28,7 +28,9 @@ class LayerProfile(msgspec.Struct, frozen=True, kw_only=True):
         largest_trainable_bytes: The largest single trained tensor (optimizer transients scale with it).
         saved: Activations kept for backward per micro-batch, distinct storages, no parameters, at `memory_tokens`.
         boundary: The unit's output, sent to the next stage if a cut follows, at `memory_tokens` (float32).
-        transient: Largest working memory of one forward + backward above what is saved, at `memory_tokens`.
+        transient: Largest working memory of one forward + backward above parameters, gradients and what is saved, where
+            gradients are added to those of an earlier micro-batch; at `memory_tokens`.
+        fresh_transient: The same where none exist yet (each update follows one micro-batch: `stash`).
         forward_flops_per_row: Multiply-adds x 2 of a forward at `typical_tokens`.
         backward_flops_per_row: The same for backward, given what is trained.
     """
@@ -41,6 +43,7 @@ class LayerProfile(msgspec.Struct, frozen=True, kw_only=True):
     saved: AffineBytes
     boundary: AffineBytes
     transient: AffineBytes
+    fresh_transient: AffineBytes = AffineBytes()
     forward_flops_per_row: float
     backward_flops_per_row: float
 

@@ -1,0 +1,179 @@
+"""What every unit of a model costs at a run's shapes: counted on fake tensors, without weights, in about a second."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+
+import msgspec
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from coterie.jobs.model_spec import ModelSpec
+from coterie.logs import get_logger
+from coterie.measure.keys import model_profile_key
+from coterie.measure.stand_in_weights import StandInWeights
+from coterie.measure.unit_cost import StageCost, count_stage, example_inputs, run_forward
+from coterie.models import Anatomy, StageModule, build_stage, describe
+from coterie.profiles.model_profile import AffineBytes, LayerProfile, ModelProfile
+
+_LOG = get_logger(__name__)
+_FLOAT32_BYTES = 4
+_ROWS = (2, 8)
+"""Two row counts fix a line; a single row is left out, since some models treat it in a way of its own."""
+
+
+def profile_model(spec: ModelSpec, *, memory_tokens: int, typical_tokens: int, name: str) -> ModelProfile:
+    """Count what each unit costs; units of equal kind are counted once.
+
+    Each unit runs as a stage of its own, forward and backward, on fake tensors (see `unit_cost`). A model whose forward
+    depends on values (experts chosen by a router) cannot: its units run on real random numbers instead, which is slower
+    and said in the notes.
+
+    Args:
+        spec: The model and what is trained of it.
+        memory_tokens: T for memory figures: the longest padded micro-batch of the run.
+        typical_tokens: T for time figures: the mean padded length.
+        name: What to call the model in tables.
+
+    Raises:
+        UnsupportedModelError: The model cannot be cut; the message says why.
+    """
+    notes: tuple[str, ...] = ()
+    try:
+        counted = _Counting(spec, memory_tokens, typical_tokens, fake=True).all_units()
+    except RuntimeError as error:  # torch's word for "this depends on values" is one of many RuntimeErrors
+        _LOG.info("counting %s on real tensors: %s", name, error)
+        notes = ("counted on random inputs: this model's memory depends on values (such as chosen experts)",)
+        counted = _Counting(spec, memory_tokens, typical_tokens, fake=False).all_units()
+    anatomy = describe(spec)
+    return ModelProfile(
+        key=model_profile_key(spec, memory_tokens=memory_tokens, typical_tokens=typical_tokens),
+        name=name,
+        layers=tuple(_layer(anatomy, unit, counted[unit]) for unit in range(anatomy.unit_count)),
+        tied=anatomy.tied is not None,
+        tied_bytes=0 if anatomy.tied is None else _bytes_of(anatomy, (anatomy.tied.name,)),
+        memory_tokens=memory_tokens,
+        typical_tokens=typical_tokens,
+        shared=_most([cost.shared for cost in counted]),
+        notes=notes,
+    )
+
+
+class _UnitCost(msgspec.Struct, frozen=True, kw_only=True):
+    """Figures of one kind of unit, as functions of rows, and FLOPs per row."""
+
+    saved: AffineBytes
+    shared: AffineBytes
+    output: AffineBytes
+    transient: AffineBytes
+    fresh_transient: AffineBytes
+    forward_flops: float
+    backward_flops: float
+
+
+class _Counting:
+    """Runs units, one kind after the other, on fake or on real tensors."""
+
+    def __init__(self, spec: ModelSpec, memory_tokens: int, typical_tokens: int, *, fake: bool) -> None:
+        self._spec = spec
+        self._anatomy = describe(spec)
+        self._memory_tokens = memory_tokens
+        self._typical_tokens = typical_tokens
+        self._mode: AbstractContextManager[object] = FakeTensorMode() if fake else nullcontext()
+        self._weights = StandInWeights(spec)
+
+    def all_units(self) -> list[_UnitCost]:
+        """The cost of every unit, in order."""
+        with self._mode:
+            self._width, self._hidden_dtype = self._hidden_layout()
+            known: dict[str, _UnitCost] = {}
+            for unit, kind in enumerate(self._anatomy.unit_kinds):
+                if kind not in known:
+                    known[kind] = self._count(unit)
+        return [known[kind] for kind in self._anatomy.unit_kinds]
+
+    def _count(self, unit: int) -> _UnitCost:
+        stage = self._build(unit, unit + 1)
+        few, many = (self._run(stage, rows, self._memory_tokens) for rows in _ROWS)
+        typical = many
+        if self._typical_tokens != self._memory_tokens:
+            typical = self._run(stage, _ROWS[1], self._typical_tokens)
+        del stage
+        saved = _line(few, many, lambda cost: cost.saved)
+        marginal = self._saved_beside_its_like(unit, saved)
+        inputs = _line(few, many, lambda cost: cost.inputs)
+        return _UnitCost(
+            saved=marginal,
+            shared=AffineBytes(
+                fixed=inputs.fixed + saved.fixed - marginal.fixed,
+                per_row=inputs.per_row + saved.per_row - marginal.per_row,
+            ),
+            output=_line(few, many, lambda cost: cost.output),
+            transient=_line(few, many, lambda cost: cost.transient),
+            fresh_transient=_line(few, many, lambda cost: cost.fresh_transient),
+            forward_flops=typical.forward_flops / _ROWS[1],
+            backward_flops=typical.backward_flops / _ROWS[1],
+        )
+
+    def _saved_beside_its_like(self, unit: int, alone: AffineBytes) -> AffineBytes:
+        """What one more block of this kind adds to a stage: what it saves without the masks that all blocks share."""
+        kinds = self._anatomy.unit_kinds
+        if unit + 1 >= len(kinds) or kinds[unit] != kinds[unit + 1]:
+            return alone
+        pair = self._build(unit, unit + 2)
+        few, many = (self._run(pair, rows, self._memory_tokens) for rows in _ROWS)
+        both = _line(few, many, lambda cost: cost.saved)
+        return AffineBytes(fixed=both.fixed - alone.fixed, per_row=both.per_row - alone.per_row)
+
+    def _run(self, stage: StageModule, rows: int, tokens: int) -> StageCost:
+        hidden = None if stage.is_first else self._hidden(rows, tokens)
+        return count_stage(stage, tokens=tokens, hidden=hidden, rows=rows)
+
+    def _build(self, first_unit: int, stop_unit: int) -> StageModule:
+        stage = build_stage(self._spec, first_unit, stop_unit, self._weights)
+        stage.train()
+        return stage
+
+    def _hidden_layout(self) -> tuple[int, torch.dtype]:
+        """Width D and type of the hidden states between units."""
+        embedding = self._build(0, 1)
+        output = run_forward(embedding, example_inputs(_ROWS[0], self._typical_tokens), None)
+        return output.shape[-1], output.dtype
+
+    def _hidden(self, rows: int, tokens: int) -> Tensor:
+        return torch.randn(rows, tokens, self._width).to(self._hidden_dtype)
+
+
+def _layer(anatomy: Anatomy, unit: int, cost: _UnitCost) -> LayerProfile:
+    own = anatomy.names_in(unit, unit + 1)
+    tied = anatomy.tied.name if anatomy.tied is not None else None
+    trained = set(anatomy.trainable[unit]) | ({tied} & set(own) & set(anatomy.trainable[0]))
+    trained_bytes = [_bytes_of(anatomy, (name,)) for name in own if name in trained]
+    return LayerProfile(
+        name=anatomy.unit_names[unit],
+        kind=anatomy.unit_kinds[unit],
+        parameter_bytes=_bytes_of(anatomy, own),
+        trainable_bytes=sum(trained_bytes),
+        largest_trainable_bytes=max(trained_bytes, default=0),
+        saved=cost.saved,
+        boundary=cost.output,
+        transient=cost.transient,
+        fresh_transient=cost.fresh_transient,
+        forward_flops_per_row=cost.forward_flops,
+        backward_flops_per_row=cost.backward_flops,
+    )
+
+
+def _bytes_of(anatomy: Anatomy, names: tuple[str, ...]) -> int:
+    return sum(_FLOAT32_BYTES * torch.Size(anatomy.shapes[name]).numel() for name in names)
+
+
+def _line(few: StageCost, many: StageCost, figure: Callable[[StageCost], int]) -> AffineBytes:
+    """The line through a figure at the two row counts; rounded so that it is never below the larger one."""
+    low, high = figure(few), figure(many)
+    per_row = max(-((low - high) // (_ROWS[1] - _ROWS[0])), 0)
+    return AffineBytes(fixed=max(low - per_row * _ROWS[0], 0), per_row=per_row)
+
+
+def _most(options: list[AffineBytes]) -> AffineBytes:
+    return max(options, key=lambda option: option.at(_ROWS[1]))

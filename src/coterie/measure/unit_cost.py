@@ -1,0 +1,152 @@
+"""What one forward and backward of a stage costs in bytes and FLOPs, counted while it runs on fake or real tensors.
+
+On fake tensors nothing is computed and no memory is needed, but torch picks the same kernels as on a real CPU. That is
+why the meta device is not used for this: there, attention without dropout would be counted by another kernel, which
+saves the whole attention matrix.
+"""
+
+from collections.abc import Iterable
+
+import msgspec
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
+
+from coterie.measure.live_bytes import LiveBytes, SavedBytes
+from coterie.models import RandomKey, StageModule
+
+_FLOAT32_BYTES = 4
+_KEY = RandomKey(seed=0, step=0, micro_batch=0)
+_FORWARD_KERNEL = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu  # noqa: SLF001 - how torch names kernels
+_BACKWARD_KERNEL = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward  # noqa: SLF001 - the same
+
+
+class StageCost(msgspec.Struct, frozen=True, kw_only=True):
+    """One stage, one micro-batch.
+
+    Attributes:
+        saved: Bytes that autograd keeps, without parameters and without `inputs`.
+        inputs: Bytes of the token ids and the mask.
+        output: Bytes of what the stage returns, as float32: hidden states, or the loss.
+        transient: Most bytes alive at once in forward or backward beyond parameters, gradients, the stage's input, what
+            is kept, and the output's gradient, where gradients are added to existing ones.
+        fresh_transient: The same where there are no gradients yet; each counts in full from the start.
+        forward_flops, backward_flops: Multiply-adds x 2 of matrix products and attention.
+    """
+
+    saved: int
+    inputs: int
+    output: int
+    transient: int
+    fresh_transient: int
+    forward_flops: int
+    backward_flops: int
+
+
+def example_inputs(rows: int, tokens: int) -> dict[str, Tensor]:
+    """Keyword arguments of the model's forward, [B, T]: ids that every vocabulary has, and a mask.
+
+    One token is padding, as somewhere in every real batch: models leave out the mask where there is none.
+    """
+    ids = torch.arange(rows * tokens).remainder(7).reshape(rows, tokens)
+    mask = torch.ones(rows, tokens, dtype=torch.long)
+    if tokens > 1:
+        mask[0, -1] = 0
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+def loss_of(logits: Tensor) -> Tensor:
+    """A stand-in for any task's loss over logits [B, T, C] or [B, C]: cross-entropy in float32, summed."""
+    flat = logits.reshape(-1, logits.shape[-1]).float()
+    labels = torch.zeros(flat.shape[0], dtype=torch.long, device=flat.device)
+    return functional.cross_entropy(flat, labels, reduction="sum")
+
+
+def run_forward(stage: StageModule, inputs: dict[str, Tensor], hidden: Tensor | None) -> Tensor:
+    """The stage's output [B, T, D]; for the last stage the loss, a scalar."""
+    output = stage.forward(inputs, hidden, _KEY)
+    return loss_of(output) if stage.is_last else output
+
+
+def run_backward(output: Tensor, gradient: Tensor) -> None:
+    """Run the backward of a stage whose output depends on something trained; `gradient` is the output's, [B, T, D]."""
+    if output.requires_grad:
+        torch.autograd.backward(output, gradient)
+
+
+def count_stage(stage: StageModule, *, tokens: int, hidden: Tensor | None, rows: int) -> StageCost:
+    """Run the stage forward and backward twice (with and without existing gradients) and count.
+
+    Args:
+        stage: On the CPU, its tensors real or, in a fake tensor mode, fake.
+        tokens: T.
+        hidden: Input [B, T, D]; None for the first stage.
+        rows: B.
+    """
+    inputs = example_inputs(rows, tokens)
+    fresh, kept, output, fresh_flops = _count_once(stage, inputs, hidden)
+    accumulated, _, _, _ = _count_once(stage, inputs, hidden)
+    for parameter in stage.trainable().values():
+        parameter.grad = None
+    return StageCost(
+        saved=kept,
+        inputs=sum(tensor.nbytes for tensor in inputs.values()),
+        output=output,
+        transient=accumulated,
+        fresh_transient=fresh,
+        forward_flops=fresh_flops[0],
+        backward_flops=fresh_flops[1],
+    )
+
+
+def _count_once(
+    stage: StageModule, inputs: dict[str, Tensor], hidden: Tensor | None
+) -> tuple[int, int, int, tuple[int, int]]:
+    """Transient, saved and output bytes, and the FLOPs of forward and backward."""
+    trained = list(stage.trainable().values())
+    missing_gradients = sum(parameter.nbytes for parameter in trained if parameter.grad is None)
+    existing = [*stage.module.parameters(), *stage.module.buffers(), *inputs.values()]
+    gradients = [parameter.grad for parameter in trained if parameter.grad is not None]
+    received = None if hidden is None else hidden.detach().requires_grad_(hidden.is_floating_point())
+    saved = SavedBytes(existing)
+    flops = FlopCounterMode(
+        display=False, custom_mapping={_FORWARD_KERNEL: _attention_flops, _BACKWARD_KERNEL: _attention_backward_flops}
+    )
+    with flops, LiveBytes() as live:
+        live.ignore(_present([*existing, *gradients, received]))
+        with saved.hooks():
+            output = run_forward(stage, inputs, received)
+        kept = saved.total_bytes
+        saved.forget()
+        forward_transient = live.peak_bytes - live.now_bytes
+        forward_flops = flops.get_total_flops()
+        gradient = torch.ones_like(output)
+        before = live.mark()
+        run_backward(output, gradient)
+        backward_transient = live.peak_bytes - before - missing_gradients
+    transient = max(forward_transient, backward_transient, 0)
+    return transient, kept, output.numel() * _FLOAT32_BYTES, (forward_flops, flops.get_total_flops() - forward_flops)
+
+
+def _present(tensors: Iterable[Tensor | None]) -> list[Tensor]:
+    return [tensor for tensor in tensors if tensor is not None]
+
+
+def _attention_flops(
+    query: tuple[int, ...], key: tuple[int, ...], value: tuple[int, ...], *_: object, **__: object
+) -> int:
+    """FLOPs of torch's CPU attention kernel, which its own counter does not know."""
+    return int(sdpa_flop_count(query, key, value))  # type: ignore[no-untyped-call] # torch leaves it untyped
+
+
+def _attention_backward_flops(
+    gradient: tuple[int, ...],
+    query: tuple[int, ...],
+    key: tuple[int, ...],
+    value: tuple[int, ...],
+    *_: object,
+    **__: object,
+) -> int:
+    """The same for its backward."""
+    return int(sdpa_backward_flop_count(gradient, query, key, value))  # type: ignore[no-untyped-call] # as above

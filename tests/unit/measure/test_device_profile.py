@@ -1,0 +1,75 @@
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from coterie.ids import WorkerId
+from coterie.jobs.model_spec import ModelSpec
+from coterie.measure.device_profile import profile_device
+from coterie.measure.model_profile import profile_model
+from coterie.profiles.cluster_profile import DeviceProfile
+
+Make = Callable[..., ModelSpec]
+
+
+def profile(
+    spec: ModelSpec, speed: float | None = None, told: list[tuple[str, int, int]] | None = None
+) -> DeviceProfile:
+    model = profile_model(spec, memory_tokens=16, typical_tokens=16, name="tiny")
+    return profile_device(
+        spec,
+        model,
+        worker=WorkerId("w1"),
+        name="laptop",
+        device_type="cpu",
+        threads=1,
+        memory=123,
+        throttle_speed=speed,
+        progress=None if told is None else lambda *what: told.append(what),
+    )
+
+
+def test_every_kind_of_unit_gets_a_timing(bert: Make) -> None:
+    spec = bert()
+    told: list[tuple[str, int, int]] = []
+    device = profile(spec, told=told)
+    assert [timing.kind.split("-")[0] for timing in device.timings] == ["embedding", "block", "output layer"]
+    assert all(timing.forward_s(2) > 0 and timing.backward_s(2) > 0 for timing in device.timings)
+    assert device.flops_per_s > 1e8
+    assert device.update_bytes_per_s > 1e7
+    assert (device.worker, device.name, device.memory_bytes, device.threads) == ("w1", "laptop", 123, 1)
+    assert device.base_bytes > 50 * 2**20
+    assert told == [
+        ("embedding", 1, 5),
+        ("block 0", 2, 5),
+        ("output layer", 3, 5),
+        ("matrix product", 4, 5),
+        ("optimizer update", 5, 5),
+    ]
+
+
+def test_a_throttled_device_is_slower_by_its_factor(bert: Make) -> None:
+    spec = bert(hidden_size=128, intermediate_size=512)
+    full, quarter = profile(spec, speed=1.0), profile(spec, speed=0.25)
+    assert full.flops_per_s / quarter.flops_per_s == pytest.approx(4, rel=0.4)
+    assert quarter.timings[1].backward_s(4) / full.timings[1].backward_s(4) == pytest.approx(4, rel=0.4)
+
+
+def test_a_kind_that_does_not_fit_into_memory_is_left_to_the_flops() -> None:
+    code = """
+from transformers import BertConfig
+from coterie.jobs.model_spec import ModelSpec
+from coterie.measure.device_profile import profile_device
+from coterie.measure.model_profile import profile_model
+from coterie.measure.process_memory import current_rss_bytes, limit_memory
+config = BertConfig(hidden_size=64, num_hidden_layers=2, num_attention_heads=4, vocab_size=2_000_000)
+spec = ModelSpec(config_json=config.to_json_string(), auto_class="AutoModelForTokenClassification")
+model = profile_model(spec, memory_tokens=8, typical_tokens=8, name="wide")
+limit = current_rss_bytes() + 300 * 2**20
+assert limit_memory(limit)
+device = profile_device(spec, model, worker="w", name="phone", device_type="cpu", threads=1, memory=limit)
+print([timing.kind.split("-")[0] for timing in device.timings])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert done.stdout.strip() == "['block', 'output layer']", done.stderr
