@@ -1,0 +1,55 @@
+"""What a data set's rows are: as people write them, and as a model takes them."""
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+IntArray = npt.NDArray[np.int64]
+"""Token ids, labels and positions on this side of the wire."""
+
+IGNORED_LABEL = -100
+"""A position with this label does not enter the loss (the value that PyTorch's cross-entropy skips)."""
+
+
+class Example(msgspec.Struct, frozen=True, kw_only=True):
+    """One row as its task reads it; every task has its own subclass.
+
+    Attributes:
+        line: Line of the file where the row starts, from 1; 0 if it did not come from a file.
+    """
+
+    line: int = 0
+
+
+class TaggedSentence(Example, frozen=True, kw_only=True):
+    """Words, each with its IOB2 tag; `tags` is empty where nobody has tagged the sentence yet."""
+
+    words: tuple[str, ...]
+    tags: tuple[str, ...] = ()
+
+
+class EncodedExample(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """One row as a model takes it, not padded.
+
+    Attributes:
+        input_ids: Token ids (T,).
+        labels: One label per token (T,), or one for the row (); `IGNORED_LABEL` where there is none.
+        token_type_ids: Segment of each token (T,), if the tokenizer makes them.
+        word_positions: For each word the index of its first token, -1 for a word without a token (W,).
+        truncated: The row was longer than the context.
+        truncated_words: Words that the context cut off.
+        dropped_words: Words for which the tokenizer has no token at all.
+    """
+
+    input_ids: IntArray
+    labels: IntArray
+    token_type_ids: IntArray | None = None
+    word_positions: IntArray | None = None
+    truncated: bool = False
+    truncated_words: int = 0
+    dropped_words: int = 0
+
+    @property
+    def tokens(self) -> int:
+        """Length of the row in tokens, T."""
+        return len(self.input_ids)

@@ -1,0 +1,141 @@
+"""What a task is: the one protocol between data and the rest. Everything else treats all tasks alike.
+
+A task reads files, encodes rows, sums the loss, makes predictions of logits, and turns them into figures and into
+what a user reads. The worker of the last stage needs only `loss_sum` and `predictions`; neither depends on labels or
+data, so the task's name is all that crosses the wire.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
+
+from coterie.tasks.examples import EncodedExample, Example, IntArray
+from coterie.tasks.readers.options import DataSource, ReadOptions
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from coterie.tasks.tokenizer import LoadedTokenizer
+
+
+class DataFiles(msgspec.Struct, frozen=True, kw_only=True):
+    """Where each split is. A split that is not given is taken from `train` if that holds several (a folder)."""
+
+    train: DataSource | None = None
+    dev: DataSource | None = None
+    test: DataSource | None = None
+    options: ReadOptions = ReadOptions()
+
+
+class Split(msgspec.Struct, frozen=True, kw_only=True):
+    """The rows of one split as they were read.
+
+    Attributes:
+        name: `train`, `dev` or `test`.
+        source: Where it came from, in words.
+        examples: All rows, in order.
+        notes: What a user should know: tags converted, labels that training never saw.
+    """
+
+    name: str
+    source: str
+    examples: tuple[Example, ...]
+    notes: tuple[str, ...] = ()
+
+
+class TaskData(msgspec.Struct, frozen=True, kw_only=True):
+    """A task with its labels known, and the rows of every split.
+
+    Attributes:
+        task: The task to use from here on.
+        splits: By name; only those that exist.
+        config_overrides: What the model's config must say for this task: number and names of labels.
+    """
+
+    task: "Task"
+    splits: dict[str, Split]
+    config_overrides: dict[str, object]
+
+
+class Metric(Protocol):
+    """Collects predictions row by row and gives figures."""
+
+    def add(self, example: Example, encoded: EncodedExample, predicted: IntArray) -> None:
+        """Count one row; `predicted` is that row of the task's predictions, at least T long."""
+        ...
+
+    def result(self) -> dict[str, float]:
+        """All figures, flat, by name."""
+        ...
+
+    def report(self) -> str:
+        """The figures as text for people, several lines."""
+        ...
+
+
+class Task(Protocol):
+    """One kind of fine-tuning."""
+
+    @property
+    def name(self) -> str:
+        """What recipes call it, such as `token-classification`."""
+        ...
+
+    @property
+    def auto_class(self) -> str:
+        """The transformers auto class of its models."""
+        ...
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Names of the labels, the index being the id; empty until known, or if the task has none."""
+        ...
+
+    @property
+    def main_metric(self) -> str:
+        """The figure of `Metric.result` by which a run is judged; higher is better."""
+        ...
+
+    def prepare(self, files: DataFiles) -> TaskData:
+        """Read all splits and settle the labels; labels that this task already has are kept."""
+        ...
+
+    def encode(self, example: Example, tokenizer: "LoadedTokenizer", max_tokens: int) -> EncodedExample:
+        """A row as token ids and labels, cut to `max_tokens`."""
+        ...
+
+    def loss_sum(self, logits: "Tensor", labels: "Tensor") -> "Tensor":
+        """The loss, summed (not averaged) over all positions with a label, as a float32 scalar.
+
+        Args:
+            logits: Output of the model, (B, T, V) or (B, V).
+            labels: (B, T) or (B,).
+        """
+        ...
+
+    def count_loss_tokens(self, labels: IntArray) -> int:
+        """How many terms `loss_sum` has for these labels."""
+        ...
+
+    def predictions(self, logits: "Tensor") -> "Tensor":
+        """What the metric and the user-level output need from the logits, as integers: (B, T) or (B,)."""
+        ...
+
+    def metric(self) -> Metric:
+        """A new, empty metric."""
+        ...
+
+    def decode(self, example: Example, encoded: EncodedExample, predicted: IntArray) -> Example:
+        """The row with the model's answer in place of the label; `predicted` as for `Metric.add`."""
+        ...
+
+    def write(self, path: Path, examples: Sequence[Example]) -> None:
+        """Write rows, such as decoded ones, to a file whose suffix says the format."""
+        ...
+
+
+def labels_of_config(id2label: Mapping[int | str, str]) -> tuple[str, ...]:
+    """The label names of a Hugging Face config, in the order of their ids (JSON makes the ids strings)."""
+    return tuple(name for _, name in sorted((int(index), name) for index, name in id2label.items()))
