@@ -50,7 +50,7 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def steady_step_s(self) -> float:
-        """Seconds per optimizer step once the pipeline is full and before it drains: over the middle half of the steps."""
+        """Seconds per optimizer step while the pipeline is full: over the middle half of the steps."""
         steps = len(self.step_end_s)
         first, last = steps // 4, 3 * steps // 4
         if first == last:
