@@ -25,6 +25,10 @@ CONTROL: Final = "control"
 WEIGHTS: Final = "weights"
 """Coordinator to worker: one unit's tensors, named `param/<name>` and `optim/<name>/<field>`; body: `UnitBody`."""
 
+PARAMETER: Final = "param/"
+OPTIMIZER: Final = "optim/"
+"""Prefixes of tensor names in `WEIGHTS` and `STATE` frames."""
+
 STATE: Final = "state"
 """Worker to coordinator: the same tensors back, for a checkpoint; body: `UnitBody`."""
 
@@ -87,7 +91,7 @@ class ProfileRequest(Message, frozen=True, kw_only=True):
 
     spec: ModelSpec
     model: ModelProfile
-    rows: tuple[int, ...]
+    rows: tuple[int, int]
 
 
 class Profiled(Message, frozen=True, kw_only=True):

@@ -196,7 +196,7 @@ class WorkerProgram:
             name=self._settings.name,
             device_type=self._settings.device_type,
             threads=self._settings.threads,
-            memory=budget,
+            memory=budget.bytes,
             throttle_speed=self._settings.speed if self._settings.speed < 1 else None,
             rows=request.rows,
         )

@@ -6,7 +6,18 @@ from collections.abc import Callable, Mapping
 
 from torch import Tensor
 
-from coterie.cluster.messages import STATE, Assign, RunSegment, SaveState, StateSent, UnitBody, control, pack
+from coterie.cluster.messages import (
+    OPTIMIZER,
+    PARAMETER,
+    STATE,
+    Assign,
+    RunSegment,
+    SaveState,
+    StateSent,
+    UnitBody,
+    control,
+    pack,
+)
 from coterie.errors import CoterieError, OutOfMemoryError
 from coterie.ids import COORDINATOR, WorkerId
 from coterie.measure.allocator import use_tight_allocator
@@ -17,16 +28,13 @@ from coterie.pipeline.executor import ExecutorSettings, StageExecutor
 from coterie.pipeline.optimizer import StageOptimizer
 from coterie.pipeline.throttle import Throttle
 from coterie.schedules import make_schedule
-from coterie.tasks.registry import get_task
+from coterie.tasks.catalog import get_task
 from coterie.tensors.codecs import encode
 from coterie.transport.frame import Frame, FrameHeader
 from coterie.units import format_bytes
 from coterie.worker.network_ports import NetworkPorts
 from coterie.worker.outbox import Outbox
 from coterie.worker.settings import WorkerSettings
-
-PARAMETER = "param/"
-OPTIMIZER = "optim/"
 
 Job = RunSegment | SaveState | None
 

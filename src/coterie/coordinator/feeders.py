@@ -1,0 +1,85 @@
+"""Micro-batches of training and of evaluation, made from a job's encoded rows when they are due."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from coterie.cluster.messages import BatchBody
+from coterie.coordinator.feeding import FedMicroBatch
+from coterie.coordinator.job import Job
+from coterie.tasks.batches import StepRows, plan_steps
+from coterie.tasks.collate import collate
+from coterie.tasks.examples import EncodedExample
+
+EVALUATION_ROWS = 8
+"""Rows of an evaluation micro-batch at most; sorted by length, they hold little padding."""
+
+
+class TrainingFeeder:
+    """Micro-batches of a run's optimizer steps."""
+
+    def __init__(self, job: Job, micro_batches: int) -> None:
+        self._job = job
+        steps = plan_steps(job.splits["train"].lengths, job.batch_settings(micro_batches))
+        self._steps: tuple[StepRows, ...] = tuple(step for step in steps if step.step < job.total_steps)
+
+    def rows(self, step: int) -> StepRows:
+        """Which rows a step takes."""
+        return self._steps[step]
+
+    def tokens(self, step: int) -> int:
+        """Tokens of a step, padding left out."""
+        return sum(self._job.splits["train"].rows[row].tokens for row in self._steps[step].rows)
+
+    def micro_batches(self, step: int) -> tuple[FedMicroBatch, ...]:
+        """See `Feeder`."""
+        rows = self._job.splits["train"].rows
+        parts = self._steps[step].micro_batches
+        counts = [sum(self._job.task.count_loss_tokens(rows[row].labels) for row in part) for part in parts]
+        seen = self._steps[step].samples_seen
+        fed = []
+        for part, count in zip(parts, counts, strict=True):
+            fed.append(_fed(self._job, [rows[row] for row in part], count, sum(counts), seen))
+            seen += len(part)
+        return tuple(fed)
+
+
+class EvaluationFeeder:
+    """Micro-batches of one split, longest rows first, each a step of its own."""
+
+    def __init__(self, job: Job, split: str) -> None:
+        self._job = job
+        self._rows = job.splits[split].rows
+        order = np.argsort(-job.splits[split].lengths, kind="stable").tolist()
+        self._parts: list[list[int]] = [
+            order[start : start + EVALUATION_ROWS] for start in range(0, len(order), EVALUATION_ROWS)
+        ]
+
+    @property
+    def steps(self) -> int:
+        """How many micro-batches."""
+        return len(self._parts)
+
+    @property
+    def loss_tokens(self) -> int:
+        """Labelled tokens of the whole split."""
+        return sum(self._job.task.count_loss_tokens(row.labels) for row in self._rows)
+
+    def rows(self, step: int) -> list[int]:
+        """Indices of the rows in a micro-batch."""
+        return self._parts[step]
+
+    def micro_batches(self, step: int) -> tuple[FedMicroBatch, ...]:
+        """See `Feeder`."""
+        part = [self._rows[row] for row in self._parts[step]]
+        count = sum(self._job.task.count_loss_tokens(row.labels) for row in part)
+        return (_fed(self._job, part, count, count, 0),)
+
+
+def _fed(job: Job, rows: Sequence[EncodedExample], loss_tokens: int, step_tokens: int, seen: int) -> FedMicroBatch:
+    arrays = collate(rows, pad_token_id=job.tokenizer.pad_token_id)
+    labels = arrays.pop("labels")
+    body = BatchBody(
+        rows=len(rows), step_loss_tokens=step_tokens, micro_batch_loss_tokens=loss_tokens, samples_seen=seen
+    )
+    return FedMicroBatch(body, arrays if rows else {}, labels)

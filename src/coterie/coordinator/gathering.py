@@ -1,0 +1,71 @@
+"""Facts about who has joined: each device measured in turn, then each link, so that nobody disturbs a measurement."""
+
+import secrets
+from typing import TypeVar
+
+from coterie.cluster.messages import LinksMeasured, MeasureLinks, Message, PeerAddress, Profiled, ProfileRequest
+from coterie.coordinator.members import Member, Members
+from coterie.coordinator.observer import RunObserver
+from coterie.errors import ProtocolError
+from coterie.jobs.model_spec import ModelSpec
+from coterie.profiles.cluster_profile import ClusterProfile, DeviceProfile, LinkProfile
+from coterie.profiles.model_profile import ModelProfile
+
+_Answer = TypeVar("_Answer", bound=Message)
+
+
+async def measure_cluster(
+    members: Members, spec: ModelSpec, model: ModelProfile, rows: tuple[int, int], observer: RunObserver
+) -> ClusterProfile:
+    """Profiles of all devices and of the links between them.
+
+    A pair of workers without a direct link is left out of `links`: its frames go through the coordinator.
+
+    Raises:
+        CoterieError: A worker failed or left.
+    """
+    joined = list(members.by_id.values())
+    devices: list[DeviceProfile] = []
+    for member in joined:
+        observer.notice(f"measuring {member.hello.name}")
+        await member.send(ProfileRequest(spec=spec, model=model, rows=rows))
+        answer = await _answer(members, member, Profiled)
+        devices.append(answer.profile)
+    links = await _measure_links(members, joined, observer) if len(joined) > 1 else ()
+    return ClusterProfile(devices=tuple(devices), links=links)
+
+
+async def _measure_links(members: Members, joined: list[Member], observer: RunObserver) -> tuple[LinkProfile, ...]:
+    token = secrets.token_urlsafe(16)
+    links: list[LinkProfile] = []
+    # First tell all of them whom to let in; the last one dials nobody.
+    for member in reversed(joined):
+        peers = tuple(_address(other) for other in joined[joined.index(member) + 1 :])
+        await member.send(MeasureLinks(run=members.run, peers=peers, peer_token=token))
+        answer = await _answer(members, member, LinksMeasured)
+        links.extend(answer.links)
+        for failure in answer.failures:
+            observer.notice(f"{member.hello.name} goes through the coordinator to {failure}")
+    return tuple(links)
+
+
+def _address(member: Member) -> PeerAddress:
+    hello = member.hello
+    return PeerAddress(
+        worker=member.worker,
+        host_id=hello.host_id,
+        hosts=hello.hosts,
+        port=hello.port,
+        fingerprint=hello.fingerprint,
+        unix_path=hello.unix_path,
+    )
+
+
+async def _answer(members: Members, member: Member, kind: type[_Answer]) -> _Answer:
+    event = await members.next_event()
+    if event.member is not member or not isinstance(event.message, kind):
+        raise ProtocolError(
+            f"{event.member.hello.name} sent {type(event.message).__name__} while {kind.__name__} "
+            f"of {member.hello.name} was due"
+        )
+    return event.message

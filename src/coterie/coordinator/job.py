@@ -1,0 +1,219 @@
+"""Everything of a run that is settled before any worker joins: data encoded, model described, terms fixed."""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from coterie.config.recipe import Recipe
+from coterie.ids import RunId
+from coterie.jobs.model_spec import LoraSpec, ModelSpec
+from coterie.jobs.optimizer_spec import OptimizerSpec
+from coterie.measure.keys import model_profile_key
+from coterie.measure.model_profile import profile_model
+from coterie.models import Anatomy, FolderWeights, ModelSource, describe, make_model_spec, open_model
+from coterie.profiles.cache import ProfileCache
+from coterie.profiles.model_profile import ModelProfile
+from coterie.tasks.batches import BatchSettings, batch_shapes, steps_per_epoch
+from coterie.tasks.catalog import get_task
+from coterie.tasks.data_summary import EncodedSplit, encode_split
+from coterie.tasks.examples import EncodedExample
+from coterie.tasks.readers.options import ReadOptions
+from coterie.tasks.task import DataFiles, Split, Task
+from coterie.tasks.tokenizer import LoadedTokenizer, check_vocabulary, context_limit, load_tokenizer
+
+LIKELY_MICRO_BATCHES = 4
+"""Assumed where the planner is still to choose: only the mean padded length depends on it, by a few percent."""
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """A run as data and objects, ready to be planned and trained.
+
+    Attributes:
+        run: Name of the run; of the checkpoint's run when it is resumed.
+        splits: `train`, and `dev` and `test` where they were given.
+        model_profile: Counted at the longest and the mean padded length of this run's micro-batches.
+        data_digest, base_digest: What `coterie.checkpoint.resume` compares.
+        notes: What the user should know of model, tokenizer and data.
+    """
+
+    recipe: Recipe
+    run: RunId
+    source: ModelSource
+    spec: ModelSpec
+    anatomy: Anatomy
+    weights: FolderWeights
+    tokenizer: LoadedTokenizer
+    task: Task
+    splits: dict[str, EncodedSplit]
+    optimizer: OptimizerSpec
+    model_profile: ModelProfile
+    data_digest: str
+    base_digest: str
+    notes: tuple[str, ...]
+
+    @property
+    def training_rows(self) -> int:
+        """Rows of one epoch."""
+        return len(self.splits["train"].rows)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Optimizer steps of one epoch."""
+        return steps_per_epoch(self.training_rows, self.recipe.train.batch_rows)
+
+    @property
+    def total_steps(self) -> int:
+        """Optimizer steps of the whole run."""
+        steps = self.steps_per_epoch * self.recipe.train.epochs
+        return min(steps, self.recipe.train.max_steps or steps)
+
+    def batch_settings(self, micro_batches: int) -> BatchSettings:
+        """How rows become micro-batches."""
+        return _batch_settings(self.recipe, micro_batches)
+
+
+def prepare_job(recipe: Recipe, run: RunId, tell: Callable[[str], None]) -> Job:
+    """Read data and model as the recipe says; `tell` is told what is done, a line each.
+
+    Raises:
+        CoterieError: Data, model or recipe are not usable; nothing has been started.
+    """
+    source = open_model(recipe.model.name)
+    task, splits, overrides, notes = _read_data(recipe)
+    spec = make_model_spec(
+        source,
+        auto_class=task.auto_class,
+        config_overrides=overrides,
+        seed=recipe.train.seed,
+        method=recipe.train.method,
+        lora=_lora(recipe),
+        frozen_patterns=_frozen_patterns(recipe),
+        compute_dtype=recipe.model.compute_dtype,
+    )
+    anatomy = describe(spec)
+    tokenizer = load_tokenizer(source.folder)
+    limit = context_limit(tokenizer, model_positions=anatomy.context_length, requested=recipe.data.max_tokens)
+    encoded = {
+        name: encode_split(task, split, tokenizer, limit, for_training=name == "train")
+        for name, split in splits.items()
+    }
+    embedding_rows = max(anatomy.shapes[name][0] for name, unit in anatomy.unit_of.items() if unit == 0)
+    check_vocabulary(tokenizer, [row.input_ids for split in encoded.values() for row in split.rows], embedding_rows)
+    tell(f"model {source.name}: {anatomy.unit_count - 2} blocks, {_parameter_count(anatomy)}")
+    for split in encoded.values():
+        tell(split.summary.describe())
+    weights = FolderWeights(source, spec)
+    new_layers = tuple(f"{name} is new and starts from seed {spec.seed}" for name in weights.new_layers)
+    return Job(
+        recipe=recipe,
+        run=run,
+        source=source,
+        spec=spec,
+        anatomy=anatomy,
+        weights=weights,
+        tokenizer=tokenizer,
+        task=task,
+        splits=encoded,
+        optimizer=_optimizer(recipe, len(encoded["train"].rows)),
+        model_profile=_profile(recipe, spec, encoded["train"], source.name),
+        data_digest=_data_digest(encoded["train"].rows),
+        base_digest=_base_digest(source.folder),
+        notes=(*tokenizer.notes, *notes, *new_layers),
+    )
+
+
+def _read_data(recipe: Recipe) -> tuple[Task, dict[str, Split], dict[str, object], tuple[str, ...]]:
+    options = ReadOptions(
+        format=recipe.data.format, text_column=recipe.data.text_column, label_column=recipe.data.label_column
+    )
+    files = DataFiles(train=recipe.data.train, dev=recipe.data.dev, test=recipe.data.test, options=options)
+    data = get_task(recipe.data.task).prepare(files)
+    notes = tuple(note for split in data.splits.values() for note in split.notes)
+    return data.task, data.splits, data.config_overrides, notes
+
+
+def _lora(recipe: Recipe) -> LoraSpec | None:
+    train = recipe.train
+    if train.method != "lora":
+        return None
+    return LoraSpec(
+        rank=train.lora_rank, alpha=train.lora_alpha, dropout=train.lora_dropout, target_modules=train.lora_targets
+    )
+
+
+def _frozen_patterns(recipe: Recipe) -> tuple[str, ...]:
+    return tuple("embedding" if pattern == "embeddings" else pattern for pattern in recipe.train.freeze)
+
+
+def _batch_settings(recipe: Recipe, micro_batches: int) -> BatchSettings:
+    return BatchSettings(
+        batch_rows=recipe.train.batch_rows,
+        micro_batches=micro_batches,
+        epochs=recipe.train.epochs,
+        seed=recipe.train.seed,
+        group_by_length=recipe.train.group_by_length,
+    )
+
+
+def _optimizer(recipe: Recipe, rows: int) -> OptimizerSpec:
+    train = recipe.train
+    total = rows * train.epochs
+    if train.max_steps is not None:
+        total = min(total, train.max_steps * train.batch_rows)
+    warmup = train.warmup_ratio * total if train.warmup_steps is None else train.warmup_steps * train.batch_rows
+    return OptimizerSpec(
+        name=train.optimizer,
+        learning_rate=train.learning_rate,
+        weight_decay=train.weight_decay,
+        momentum=train.momentum,
+        max_grad_norm=train.max_grad_norm,
+        lr_schedule=train.lr_schedule,
+        warmup_samples=round(warmup),
+        total_samples=total,
+    )
+
+
+def _profile(recipe: Recipe, spec: ModelSpec, train: EncodedSplit, name: str) -> ModelProfile:
+    shapes = batch_shapes(train.lengths, _batch_settings(recipe, recipe.train.micro_batches or LIKELY_MICRO_BATCHES))
+    facts = {"memory_tokens": shapes.memory_tokens, "typical_tokens": shapes.typical_tokens}
+    cache = ProfileCache()
+    key = model_profile_key(spec, **facts)
+    known = cache.read(key, ModelProfile)
+    if known is not None:
+        return msgspec.structs.replace(known, name=name)
+    profile = profile_model(spec, **facts, name=name)
+    cache.write(key, profile)
+    return profile
+
+
+def _parameter_count(anatomy: Anatomy) -> str:
+    total = sum(int(np.prod(shape)) for shape in anatomy.shapes.values())
+    trained = sum(int(np.prod(anatomy.shapes[name])) for names in anatomy.trainable for name in names)
+    return f"{total / 1e6:.1f} M parameters, {trained / 1e6:.2f} M of them trained"
+
+
+def _data_digest(rows: Sequence[EncodedExample]) -> str:
+    digest = hashlib.sha256()
+    for row in rows:
+        digest.update(len(row.input_ids).to_bytes(8, "little"))
+        digest.update(row.input_ids.tobytes())
+        digest.update(row.labels.tobytes())
+    return digest.hexdigest()
+
+
+def _base_digest(folder: Path) -> str:
+    """Tells two sets of weights apart by size, beginning and end of each file: reading gigabytes would take minutes."""
+    digest = hashlib.sha256()
+    edge = 1 << 20
+    for path in sorted(folder.iterdir()):
+        if path.suffix in {".safetensors", ".bin"}:
+            with path.open("rb") as file:
+                size = path.stat().st_size
+                digest.update(f"{path.name} {size} ".encode())
+                digest.update(file.read(edge))
+                file.seek(max(size - edge, 0))
+                digest.update(file.read(edge))
+    return digest.hexdigest()

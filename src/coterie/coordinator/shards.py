@@ -1,0 +1,89 @@
+"""Weights on their way: each unit's tensors to the stage that owns it, and its trained state back into a checkpoint."""
+
+import asyncio
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from coterie.checkpoint.reading import Checkpoint
+from coterie.checkpoint.writing import CheckpointWriter
+from coterie.cluster.messages import OPTIMIZER, PARAMETER, WEIGHTS, UnitBody, pack
+from coterie.coordinator.members import Member
+from coterie.errors import ProtocolError
+from coterie.ids import COORDINATOR, RunId
+from coterie.models.anatomy import Anatomy
+from coterie.models.weights import WeightStore
+from coterie.planner.plan import Plan
+from coterie.tensors.codecs import decode, encode
+from coterie.transport.frame import Frame, FrameHeader
+
+
+class ShardSource:
+    """Where a stage's tensors come from: trained ones from a checkpoint if there is one, all others from the model."""
+
+    def __init__(self, anatomy: Anatomy, weights: WeightStore, checkpoint: Checkpoint | None) -> None:
+        self._anatomy = anatomy
+        self._weights = weights
+        self._checkpoint = checkpoint
+
+    def read(self, unit: int) -> dict[str, Tensor]:
+        """All tensors of one unit, named as they travel."""
+        names = [*self._anatomy.names_in(unit, unit + 1)]
+        names += [name for name, owner in self._anatomy.buffers.items() if owner == unit]
+        saved: list[str] = []
+        if self._checkpoint is not None:
+            in_checkpoint = self._checkpoint.manifest.unit_of
+            saved = [name for name in names if name in in_checkpoint]
+        tensors = self._weights.get([name for name in names if name not in set(saved)])
+        named = {PARAMETER + name: tensor for name, tensor in tensors.items()}
+        if self._checkpoint is not None:
+            parameters, state = self._checkpoint.read(saved)
+            named |= {PARAMETER + name: tensor for name, tensor in parameters.items()}
+            for name, fields in state.items():
+                named |= {f"{OPTIMIZER}{name}/{field}": tensor for field, tensor in fields.items()}
+        return named
+
+
+async def send_stage(member: Member, plan: Plan, stage: int, source: ShardSource, run: RunId) -> None:
+    """Send a stage's units one by one: the coordinator holds one unit at a time."""
+    assignment = plan.stages[stage]
+    for unit in range(assignment.first_unit, assignment.stop_unit):
+        tensors = await asyncio.to_thread(source.read, unit)
+        parts = [encode(tensor, name, "raw") for name, tensor in tensors.items()]
+        header = FrameHeader(
+            kind=WEIGHTS,
+            source=COORDINATOR,
+            target=member.worker,
+            run=run,
+            plan_version=plan.version,
+            body=pack(UnitBody(unit=unit)),
+            tensors=tuple(spec for spec, _ in parts),
+        )
+        await member.send_frame(Frame(header, tuple(buffer for _, buffer in parts)))
+
+
+def keep_state(writer: CheckpointWriter, unit: int, frame: Frame) -> None:
+    """Write one unit's state, as a worker sent it, into a checkpoint.
+
+    Raises:
+        ProtocolError: It is not the state of that unit.
+        StorageError: It cannot be written.
+    """
+    parameters: dict[str, Tensor] = {}
+    state: dict[str, dict[str, Tensor]] = {}
+    for spec, buffer in zip(frame.header.tensors, frame.buffers, strict=True):
+        if spec.name.startswith(PARAMETER):
+            parameters[spec.name.removeprefix(PARAMETER)] = decode(spec, buffer)
+        elif spec.name.startswith(OPTIMIZER):
+            name, _, field = spec.name.removeprefix(OPTIMIZER).rpartition("/")
+            state.setdefault(name, {})[field] = decode(spec, buffer)
+        else:
+            raise ProtocolError(f"the state of unit {unit} came with a tensor named {spec.name[:80]!r}")
+    writer.write_unit(unit, parameters, state)
+
+
+def trained_shapes(anatomy: Anatomy) -> Mapping[int, Mapping[str, tuple[int, ...]]]:
+    """What a checkpoint must hold: each unit's trained parameters."""
+    return {
+        unit: {name: anatomy.shapes[name] for name in names} for unit, names in enumerate(anatomy.trainable) if names
+    }
