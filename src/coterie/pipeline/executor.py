@@ -4,9 +4,8 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
-import msgspec
 import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
@@ -15,6 +14,7 @@ from coterie.clock import Clock, SystemClock
 from coterie.errors import NonFiniteLossError, UnsupportedModelError
 from coterie.models import RandomKey, StageModule
 from coterie.pipeline.compute import computing
+from coterie.pipeline.executor_settings import ExecutorSettings, OutputTask
 from coterie.pipeline.gradients import clip_in_place, sum_in_unit_order, unit_squared_norms
 from coterie.pipeline.micro_batch import MicroBatch
 from coterie.pipeline.optimizer import StageOptimizer
@@ -26,34 +26,6 @@ from coterie.pipeline.weight_stash import WeightStash
 from coterie.schedules.actions import Action, ActionKind, Schedule, ScheduleKind
 
 _T = TypeVar("_T")
-
-
-class OutputTask(Protocol):
-    """The part of a task that the last stage needs."""
-
-    def loss_sum(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Float32 scalar: the loss of every token whose label is not -100, added up."""
-        ...
-
-    def predictions(self, logits: Tensor) -> Tensor:
-        """What the task reads from the logits, [B, ...]."""
-        ...
-
-
-class ExecutorSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """How a stage runs.
-
-    Attributes:
-        seed: The run's seed; with step, micro-batch and unit it fixes all randomness.
-        sends_gradient: Some unit before this stage is trained, so the previous stage waits for gradients.
-        recompute: Keep block inputs only and run the blocks' forwards again in backward.
-        name: What messages call this stage, with its device.
-    """
-
-    seed: int
-    sends_gradient: bool
-    recompute: bool = False
-    name: str = "this stage"
 
 
 class _InFlight:
@@ -235,7 +207,7 @@ class StageExecutor:
             self._stash.collect_on(action.weight_version)
             if gradient is None:
                 gradient = torch.ones((), device=self._device) / record.loss_tokens
-            torch.autograd.backward((record.root,), (gradient.to(self._device),))
+            torch.autograd.backward(record.root, gradient.to(self._device))
             if record.hidden is not None:
                 assert record.hidden.grad is not None
                 below = record.hidden.grad.to("cpu")

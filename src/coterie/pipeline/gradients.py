@@ -17,7 +17,7 @@ def squared_norm(tensor: Tensor) -> float:
     """Sum of squares of a tensor of any shape, in float64."""
     flat = tensor.detach().reshape(-1)
     total = 0.0
-    for chunk in flat.split(_CHUNK_ELEMENTS):
+    for chunk in torch.split(flat, _CHUNK_ELEMENTS):
         wide = chunk.to(torch.float64)
         total += torch.dot(wide, wide).item()
     return total

@@ -9,7 +9,7 @@ from coterie.pipeline.micro_batch import MicroBatch
 
 
 def _no_batches(step: int, micro_batch: int) -> MicroBatch:
-    raise AssertionError("no batch is asked for here")
+    raise AssertionError(f"batch {step}, {micro_batch} is not asked for here")
 
 
 def test_hidden_states_and_gradients_reach_the_neighbour_they_are_meant_for() -> None:

@@ -84,7 +84,7 @@ def test_a_state_of_another_stage_another_shape_or_another_optimizer_is_refused(
     optimizer = StageOptimizer(OptimizerSpec())
     optimizer.apply(parameters, next(_gradients(1)), 0.01)
     state = optimizer.state()
-    with pytest.raises(CheckpointError, match="dense.weight, which this stage does not train"):
+    with pytest.raises(CheckpointError, match=r"dense\.weight, which this stage does not train"):
         optimizer.load_state(state, {"other": parameters["unused"]})
     with pytest.raises(CheckpointError, match=r"dense.weight has .*\(5, 3\)"):
         optimizer.load_state(state, {**parameters, "dense.weight": nn.Parameter(torch.zeros(3, 5))})

@@ -1,0 +1,45 @@
+"""What an executor is told beside its stage: how to run, and what the last stage does with the logits."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import msgspec
+from torch import Tensor
+
+
+class OutputTask(Protocol):
+    """The part of a task that the last stage needs."""
+
+    def loss_sum(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Float32 scalar: the loss of every token whose label is not -100, added up."""
+        ...
+
+    def predictions(self, logits: Tensor) -> Tensor:
+        """What the task reads from the logits, [B, ...]."""
+        ...
+
+
+class ExecutorSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """How a stage runs.
+
+    Attributes:
+        seed: The run's seed; with step, micro-batch and unit it fixes all randomness.
+        sends_gradient: Some unit before this stage is trained, so the previous stage waits for gradients.
+        recompute: Keep block inputs only and run the blocks' forwards again in backward.
+        name: What messages call this stage, with its device.
+    """
+
+    seed: int
+    sends_gradient: bool
+    recompute: bool = False
+    name: str = "this stage"
+
+
+def trains_below(trainable: Sequence[Sequence[str]], first_unit: int) -> bool:
+    """Whether a stage that starts at `first_unit` must send gradients down.
+
+    Args:
+        trainable: Names of trained parameters per unit, as in `Anatomy.trainable`.
+        first_unit: The stage's first unit.
+    """
+    return any(trainable[:first_unit])
