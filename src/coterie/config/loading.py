@@ -1,6 +1,7 @@
 """Reads a recipe from a TOML file and overrides, and reports every mistake in it at once."""
 
 import difflib
+import math
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -181,7 +182,10 @@ def _convert(value: object, field: RecipeField, *, from_flag: bool) -> object:
         and value.isdigit()
     ):
         value = int(value)
-    return msgspec.convert(value, field.type, strict=not from_flag)
+    converted: object = msgspec.convert(value, field.type, strict=not from_flag)
+    if isinstance(converted, float) and not math.isfinite(converted):
+        raise msgspec.ValidationError("expected a finite number")
+    return converted
 
 
 def _check_local_workers(value: object, report: _Mistakes) -> list[dict[str, Any]]:
