@@ -1,6 +1,7 @@
 """Low-rank adapters: which modules get them (resolved once on the whole model), and PEFT's injection on a stage."""
 
 import math
+import warnings
 from typing import TYPE_CHECKING
 
 import torch
@@ -23,7 +24,7 @@ def is_adapter(name: str) -> bool:
 
 
 def clean_name(name: str) -> str:
-    """A parameter's name without PEFT's wrapping: the base weight keeps its own, adapters are named as in PEFT's files."""
+    """A parameter's name without PEFT's wrapping: base weights keep their own, adapters have that of PEFT's files."""
     if is_adapter(name):
         return name.replace(f".{ADAPTER}.", ".")
     return name.replace(".base_layer.", ".")
@@ -95,7 +96,10 @@ def inject(model: nn.Module, lora: LoraSpec, targets: list[str]) -> None:
     from peft import LoraConfig, inject_adapter_in_model  # noqa: PLC0415 - heavy, and only for LoRA
 
     config = LoraConfig(r=lora.rank, lora_alpha=lora.alpha, lora_dropout=lora.dropout, target_modules=targets)
-    inject_adapter_in_model(config, model, adapter_name=ADAPTER, low_cpu_mem_usage=True)
+    with warnings.catch_warnings():
+        # PEFT says that it noticed GPT-2's transposed layers; the exported adapter config says so too.
+        warnings.filterwarnings("ignore", message="fan_in_fan_out", category=UserWarning)
+        inject_adapter_in_model(config, model, adapter_name=ADAPTER, low_cpu_mem_usage=True)
 
 
 def _family_targets(model_type: str) -> tuple[str, ...]:
@@ -120,7 +124,6 @@ def _adapter_shape(module: nn.Module) -> tuple[int, int] | None:
     """Input and output width of a module that can have an adapter: a linear layer, or GPT-2's transposed one."""
     if isinstance(module, nn.Linear):
         return module.in_features, module.out_features
-    if type(module).__name__ == "Conv1D" and isinstance(getattr(module, "weight", None), torch.Tensor):
-        inputs, outputs = module.weight.shape
-        return int(inputs), int(outputs)
+    if type(module).__name__ == "Conv1D" and isinstance(weight := getattr(module, "weight", None), torch.Tensor):
+        return weight.shape[0], weight.shape[1]
     return None

@@ -1,8 +1,8 @@
-"""Cutting: what is outside of a stage becomes stubs, what is inside is filled, and every block draws its own numbers."""
+"""Cutting: what is outside of a stage becomes stubs, what is inside is filled, every block draws its own numbers."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 from torch import nn
@@ -12,7 +12,7 @@ from coterie.errors import ModelError
 from coterie.models.adapters import clean_name
 from coterie.models.anatomy import Anatomy
 from coterie.models.keys import RandomKey, seed_for, seed_generators
-from coterie.models.stubs import BlockStub, ReachedExit, hidden_result, leave, pass_through, with_hidden
+from coterie.models.stubs import Act, BlockStub, ReachedExit, hidden_result, leave, pass_through, with_hidden
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -29,8 +29,12 @@ class Call(NamedTuple):
     recompute: bool
 
 
-class Caller(Protocol):
-    """Knows the forward that runs now."""
+class Borders(Protocol):
+    """What stubs and blocks must know of their stage."""
+
+    first_unit: int
+    unit_count: int
+    is_last: bool
 
     @property
     def call(self) -> Call:
@@ -38,22 +42,22 @@ class Caller(Protocol):
         ...
 
 
-def cut_blocks(model: "PreTrainedModel", anatomy: Anatomy, units: range, caller: Caller) -> None:
+def cut_blocks(model: "PreTrainedModel", anatomy: Anatomy, units: range, stage: Borders) -> None:
     """Puts stubs in the places of the blocks outside `units`, whose modules are dropped."""
     blocks = model.get_submodule(anatomy.blocks_name)
     assert isinstance(blocks, nn.ModuleList)
     output_alone = units.start == anatomy.unit_count - 1
 
     def receive(_made_here: torch.Tensor) -> torch.Tensor:
-        hidden = caller.call.hidden
+        hidden = stage.call.hidden
         assert hidden is not None
-        seed_generators(seed_for(caller.call.key, anatomy.unit_count - 1), hidden.device)
+        seed_generators(seed_for(stage.call.key, anatomy.unit_count - 1), hidden.device)
         return hidden
 
     for index, block in enumerate(list(blocks)):
         if index + 1 in units:
             continue
-        act = leave if index + 1 >= units.stop else pass_through
+        act: Act = leave if index + 1 >= units.stop else pass_through
         if output_alone and index == len(blocks) - 1:
             act = receive
         blocks[index] = BlockStub(block, anatomy.stub_form, act)
@@ -117,50 +121,52 @@ def put(slots: Slots, parameters: Mapping[str, nn.Parameter]) -> None:
             owner._parameters[leaf] = parameter  # noqa: SLF001 - the place itself
 
 
-def patch_blocks(
-    model: "PreTrainedModel", anatomy: Anatomy, units: range, caller: Caller, device: torch.device
-) -> None:
-    """Patches each own block's forward, on the instance, to seed its randomness and to be recomputed when asked.
+class BlockPatch:
+    """A block's forward that seeds its randomness, is recomputed when asked, and stands at the stage's borders."""
 
-    The first own block takes the received hidden states instead of those made here. The last block of the model ends
-    the forward if the output layer is elsewhere, and else seeds the output layer.
-    """
-    blocks = model.get_submodule(anatomy.blocks_name)
-    assert isinstance(blocks, nn.ModuleList)
-    for index, block in enumerate(blocks):
-        if index + 1 in units:
-            _patch_block(block, index + 1, anatomy.unit_count, units, caller, device)
+    def __init__(self, block: nn.Module, unit: int, stage: "Borders", device: torch.device) -> None:
+        """Wraps the forward that `block` has now."""
+        self._forward = block.forward
+        self._unit = unit
+        self._stage = stage
+        self._device = device
+        self._enters = unit == stage.first_unit
+        self._output_unit = stage.unit_count - 1
+        self._ends = unit == self._output_unit - 1
 
-
-def _patch_block(
-    block: nn.Module, unit: int, unit_count: int, units: range, caller: Caller, device: torch.device
-) -> None:
-    original = block.forward
-    enters = unit == units.start
-    output_unit = unit_count - 1
-    ends = unit == output_unit - 1
-
-    def forward(*args: object, **kwargs: object) -> object:
-        call = caller.call
+    def __call__(self, *args: object, **kwargs: object) -> object:
+        """Runs the block; its first argument is replaced where the stage begins with it."""
+        call = self._stage.call
         key = call.key
 
-        # A recomputation runs this again in backward, when other forwards have come and gone: it must bind this key.
+        # A recomputation runs this in backward, when other forwards have come and gone: it binds this forward's key.
         def seeded(*args: object, **kwargs: object) -> object:
-            seed_generators(seed_for(key, unit), device)
-            return original(*args, **kwargs)
+            seed_generators(seed_for(key, self._unit), self._device)
+            return self._forward(*args, **kwargs)
 
-        if enters:
+        if self._enters:
             assert call.hidden is not None
             args, kwargs = with_hidden(call.hidden, args, kwargs)
         if call.recompute and torch.is_grad_enabled():
-            # No saving of generator states: the block seeds itself.
-            output = checkpoint(seeded, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
+            output = _recomputed(seeded, args, kwargs)
         else:
             output = seeded(*args, **kwargs)
-        if ends and output_unit not in units:
+        if self._ends and not self._stage.is_last:
             raise ReachedExit(hidden_result(output))
-        if ends:
-            seed_generators(seed_for(key, output_unit), device)
+        if self._ends:
+            seed_generators(seed_for(key, self._output_unit), self._device)
         return output
 
-    block.forward = forward
+
+def patch_blocks(model: "PreTrainedModel", anatomy: Anatomy, stage: "Borders", device: torch.device) -> None:
+    """Patches each own block's forward on the instance."""
+    blocks = model.get_submodule(anatomy.blocks_name)
+    assert isinstance(blocks, nn.ModuleList)
+    for index, block in enumerate(blocks):
+        if not isinstance(block, BlockStub):
+            block.forward = BlockPatch(block, index + 1, stage, device)
+
+
+def _recomputed(run: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, Any]) -> object:
+    """Non-reentrant recomputation; generator states need no saving, since the block seeds itself."""
+    return checkpoint(run, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)

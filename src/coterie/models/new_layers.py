@@ -25,9 +25,9 @@ def new_parameter(model: "PreTrainedModel", name: str, seed: int) -> torch.Tenso
     assert empty is not None
     fresh = nn.Parameter(torch.full(empty.shape, torch.nan))
     for other in model.parameters():
-        other._is_hf_initialized = True  # type: ignore[attr-defined] # noqa: SLF001 - transformers' own mark
+        other._is_hf_initialized = True  # noqa: SLF001 - transformers' own mark
     for module in model.modules():
-        module._is_hf_initialized = False  # type: ignore[assignment] # noqa: SLF001 - transformers' own mark
+        module._is_hf_initialized = False  # noqa: SLF001 - transformers' own mark
     owner._parameters[leaf] = fresh  # noqa: SLF001 - see above
     try:
         with torch.random.fork_rng(devices=[]):

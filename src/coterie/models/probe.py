@@ -44,22 +44,22 @@ class _NotAChainError(Exception):
     """The model's loop does not accept this form of stub, or is not a loop over its blocks."""
 
 
-class _Watch(TorchDispatchMode):
+class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's class is untyped
     """Notes which parameters operations take, and in which phase."""
 
     def __init__(self, parameters: Mapping[int, int], phase: Callable[[], int]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call] # torch's class is untyped
         self._groups = parameters
         self._phase = phase
         self.used: defaultdict[int, set[int]] = defaultdict(set)
 
     def __torch_dispatch__(
         self,
-        func: Any,  # noqa: ANN401 - torch's signature
-        types: Any,  # noqa: ANN401, ARG002 - torch's signature
+        func: Any,
+        types: Any,
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
-    ) -> Any:  # noqa: ANN401 - torch's signature
+    ) -> Any:
         """Runs the operation; a question about values ("is any token padded?") is answered yes, there are none."""
         if func is torch.ops.aten._local_scalar_dense.default:  # noqa: SLF001 - `Tensor.item`
             return True
@@ -149,7 +149,7 @@ def _run(model: "PreTrainedModel", blocks: nn.ModuleList, originals: list[nn.Mod
     for index, block in enumerate(originals):
         blocks[index] = chain.stub(index, block, form)
     groups = {id(parameter): number for number, parameter in enumerate(model.parameters())}
-    slots = {name: parameter for name, parameter in model.named_parameters(remove_duplicate=False)}
+    slots = dict(model.named_parameters(remove_duplicate=False))
     slot_phases: defaultdict[str, set[int]] = defaultdict(set)
     handles = []
     for owner_name, owner in model.named_modules():

@@ -15,13 +15,11 @@ if TYPE_CHECKING:
 
 
 def config_of(spec: ModelSpec) -> "PretrainedConfig":
-    """The spec's Hugging Face config, without a key-value cache: training never uses one."""
+    """The spec's Hugging Face config."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING  # noqa: PLC0415 - heavy
 
     values = json.loads(spec.config_json)
-    config = CONFIG_MAPPING[values["model_type"]].from_dict(values)
-    config.use_cache = False
-    return config
+    return CONFIG_MAPPING[values["model_type"]].from_dict(values)
 
 
 def model_class(spec_class: str, config: "PretrainedConfig") -> type["PreTrainedModel"]:
@@ -48,8 +46,9 @@ def model_class(spec_class: str, config: "PretrainedConfig") -> type["PreTrained
 
 
 def empty_model(spec: ModelSpec) -> "PreTrainedModel":
-    """The spec's whole model on the meta device: no memory for weights, no random initialisation."""
+    """The spec's whole model on the meta device: no memory for weights, no initialisation, no key-value cache."""
     config = config_of(spec)
+    config.use_cache = False
     found = model_class(spec.auto_class, config)
     with torch.device("meta"):
         return found._from_config(config, dtype=torch.float32)  # noqa: SLF001 - what the auto class calls
@@ -84,9 +83,9 @@ def materialise_buffers(model: "PreTrainedModel", device: torch.device) -> None:
         if buffer.is_meta:
             set_buffer(model, name, torch.empty_like(buffer, device="cpu"))
     for parameter in model.parameters():
-        parameter._is_hf_initialized = True  # type: ignore[attr-defined] # noqa: SLF001 - transformers' own mark
+        parameter._is_hf_initialized = True  # noqa: SLF001 - transformers' own mark
     for module in model.modules():
-        module._is_hf_initialized = False  # type: ignore[assignment] # noqa: SLF001 - transformers' own mark
+        module._is_hf_initialized = False  # noqa: SLF001 - transformers' own mark
     model.initialize_weights()
     if device.type != "cpu":
         for name, buffer in list(model.named_buffers()):

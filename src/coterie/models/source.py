@@ -78,7 +78,7 @@ def read_config(folder: Path, name: str) -> "PretrainedConfig":
     if model_type not in CONFIG_MAPPING:
         if "auto_map" in raw:
             raise UnsupportedModelError(
-                f"{name} needs code of its own (auto_map in config.json), and code that comes with a model is never run",
+                f"{name} needs code of its own (auto_map in config.json), which is never run",
                 hint=f"use a model that transformers has built in: {SUPPORTED}",
             )
         raise UnsupportedModelError(

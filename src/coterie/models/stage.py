@@ -165,7 +165,7 @@ class StageModule:
         self._slots = slots
         for name, parameter in self.parameters().items():
             parameter.requires_grad_(name in trained)
-        patch_blocks(self.module, anatomy, units, self, self.device)
+        patch_blocks(self.module, anatomy, self, self.device)
         self.train()
 
 

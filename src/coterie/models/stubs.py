@@ -11,6 +11,9 @@ StubForm = Literal["tensor", "tuple", "pair"]
 
 BlockOutput = torch.Tensor | tuple[torch.Tensor] | tuple[torch.Tensor, None]
 
+Act = Callable[[torch.Tensor], torch.Tensor]
+"""What a stub does with the hidden states [B,T,D] that it is given."""
+
 _PLAIN = (str, int, float, bool, type(None))
 
 
@@ -23,9 +26,9 @@ class ReachedExit(Exception):  # noqa: N818 - no error: it carries the hidden st
 
 
 class BlockStub(nn.Module):
-    """Stands for a foreign block and keeps the plain attributes that the model reads from it (such as its mask kind)."""
+    """Stands for a foreign block and keeps the plain attributes that the model reads from it (its mask kind)."""
 
-    def __init__(self, block: nn.Module, form: StubForm, act: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    def __init__(self, block: nn.Module, form: StubForm, act: Act) -> None:
         super().__init__()
         for name, value in vars(block).items():
             if not name.startswith("_") and name != "training" and isinstance(value, _PLAIN):

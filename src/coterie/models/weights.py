@@ -97,7 +97,7 @@ class FolderWeights:
             if tuple(tensor.shape) != expected:
                 raise ModelError(
                     f"{name} has shape {tuple(tensor.shape)} in {self._name}, and {expected} in its config",
-                    hint="is the number of labels set as in the folder? otherwise the folder's files do not belong together",
+                    hint="set the number of labels as in the folder; otherwise its files do not belong together",
                 )
             result[name] = tensor
         return result
@@ -190,7 +190,7 @@ def _keys_of(path: Path) -> list[str]:
 def _load_bin(path: Path) -> dict[str, torch.Tensor]:
     """A torch file, read as data only (`weights_only`), mapped where its format allows it."""
     import zipfile  # noqa: PLC0415 - beside its one use
-    from pickle import UnpicklingError  # noqa: PLC0415, S403 - only to name the error; torch reads weights only
+    from pickle import UnpicklingError  # noqa: PLC0415 - only to name the error; torch reads weights only
 
     try:
         loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
