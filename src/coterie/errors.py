@@ -8,7 +8,11 @@ from typing import ClassVar
 
 
 class CoterieError(Exception):
-    """The root of the tree: what happened (`message`) and what to do about it (`hint`)."""
+    """The root of the tree: what happened (`message`) and what to do about it (`hint`).
+
+    Only seen by itself when a peer reports an error that this version does not know: install the same version of
+    coterie on both ends.
+    """
 
     slug: ClassVar[str] = "error"
     exit_code: ClassVar[int] = 1
@@ -20,126 +24,194 @@ class CoterieError(Exception):
 
 
 class UsageError(CoterieError):
-    """The command line itself is wrong: an unknown flag, a missing argument, two that exclude each other."""
+    """The command line itself is wrong: an unknown flag, a missing argument, two that exclude each other.
+
+    Read the suggestion in the message, or `coterie VERB --help`.
+    """
 
     slug = "usage"
     exit_code = 2
 
 
 class RecipeError(CoterieError):
-    """A recipe file or an option has mistakes; all of them are in the message."""
+    """A recipe file or an option has mistakes; all of them are in the message.
+
+    Each mistake stands on a line of its own with its line in the file or its flag, and the nearest known key. The recipe
+    reference lists every key with its range.
+    """
 
     slug = "recipe"
     exit_code = 3
 
 
 class DataError(CoterieError):
-    """A data file cannot be read or understood; the message names file and line."""
+    """A data file cannot be read or understood; the message names file and line.
+
+    Open the file at that line. Usual causes: a column is missing in one row, the wrong column was taken for the labels
+    (`label_column`), the file is not UTF-8, or a line of a JSON Lines file was cut off.
+    """
 
     slug = "data"
     exit_code = 4
 
 
 class ModelError(CoterieError):
-    """A model folder is absent, incomplete or damaged."""
+    """A model folder is absent, incomplete or damaged.
+
+    Give a folder that holds `config.json`, a tokenizer and weights (safetensors or `.bin`), or a name on the hub while
+    the coordinator has an internet connection. A download that was cut off is completed by trying again.
+    """
 
     slug = "model"
     exit_code = 5
 
 
 class UnsupportedModelError(ModelError):
-    """A model, tokenizer or option that this version cannot train; the message says why and what is supported."""
+    """A model, tokenizer or option that this version cannot train; the message says why and what is supported.
+
+    Refused before anything is trained, because the result would be wrong: encoder-decoder models, layers that share
+    their weights, tokenizers that do not say which word a token belongs to, code that comes with the model.
+    """
 
     slug = "unsupported-model"
     exit_code = 6
 
 
 class DoesNotFitError(CoterieError):
-    """No plan fits the devices; the message says by how many MiB each one falls short."""
+    """No plan fits the devices; the message says by how many MiB each one falls short.
+
+    The message names settings that would fit. In general, in the order of what they cost: more micro-batches, the tight
+    allocator, recomputation, LoRA instead of full fine-tuning, shorter rows, another device.
+    """
 
     slug = "does-not-fit"
     exit_code = 7
 
 
 class WorkerLostError(CoterieError):
-    """A worker's connection ended, fell silent or reported an error in mid-run."""
+    """A worker's connection ended, fell silent or reported an error in mid-run.
+
+    Every finished step up to the last checkpoint is kept. Start the worker again and repeat the command with
+    `--resume`, also with another number of workers; the loss curve continues as if nothing had happened. If it was
+    killed without a word, the system ran out of memory: give it a smaller budget.
+    """
 
     slug = "worker-lost"
     exit_code = 8
 
 
 class JoinRefusedError(CoterieError):
-    """A worker was not let in: wrong or used token, wrong certificate fingerprint, run already full."""
+    """A worker was not let in: wrong or used token, wrong certificate fingerprint, run already full.
+
+    Copy the whole link that the coordinator printed; each start of a run makes a new one. A wrong fingerprint means that
+    something between the two machines answers in the coordinator's place: do not go on.
+    """
 
     slug = "join-refused"
     exit_code = 9
 
 
 class VersionMismatchError(CoterieError):
-    """The two ends speak different versions of the wire format; the message names both."""
+    """The two ends speak different versions of the wire format; the message names both.
+
+    Install the same version of coterie on all machines.
+    """
 
     slug = "version-mismatch"
     exit_code = 10
 
 
 class ProtocolError(CoterieError):
-    """A peer sent bytes that no correct peer sends: a bad length, dtype, shape, header or order."""
+    """A peer sent bytes that no correct peer sends: a bad length, dtype, shape, header or order.
+
+    The connection is closed. Usual causes: something else than coterie connected to the port, a different version, or a
+    proxy between the machines that changes what it passes on.
+    """
 
     slug = "protocol"
     exit_code = 11
 
 
 class CheckpointError(CoterieError):
-    """A checkpoint is absent, damaged, or belongs to another run."""
+    """A checkpoint is absent, damaged, or belongs to another run.
+
+    A checkpoint is only taken as whole when every hash is right; otherwise the one before it is used. To begin anew,
+    choose another output folder or leave `--resume` out.
+    """
 
     slug = "checkpoint"
     exit_code = 12
 
 
 class NonFiniteLossError(CoterieError):
-    """The loss or the gradient norm became NaN or infinite; the message names step and rows."""
+    """The loss or the gradient norm became NaN or infinite; the message names step and rows.
+
+    The run stops and keeps the last good checkpoint. Usual causes: a learning rate that is too high, no warm-up, or broken
+    rows; the message says which rows were in the batch.
+    """
 
     slug = "non-finite-loss"
     exit_code = 13
 
 
 class OutOfMemoryError(CoterieError):
-    """A device ran out of memory in mid-run; the message names the device and its budget."""
+    """A device ran out of memory in mid-run; the message names the device and its budget.
+
+    The plan predicted less than was used, or another program took memory meanwhile. Give the worker a smaller budget
+    (`--memory`), so that the planner puts less on it, and continue with `--resume`.
+    """
 
     slug = "out-of-memory"
     exit_code = 14
 
 
 class StorageError(CoterieError):
-    """A file could not be written: the disk is full or the folder is not writable."""
+    """A file could not be written: the disk is full or the folder is not writable.
+
+    Free some space, or choose another folder with `--output`. What was complete before stays valid.
+    """
 
     slug = "storage"
     exit_code = 15
 
 
 class NetworkError(CoterieError):
-    """A port is taken, an address cannot be reached, or a link broke."""
+    """A port is taken, an address cannot be reached, or a link broke.
+
+    Check that the address is reachable from the other machine, that no firewall closes the port, and that no other
+    program uses it (`--port 0` takes a free one).
+    """
 
     slug = "network"
     exit_code = 16
 
 
 class MissingPackageError(CoterieError):
-    """An optional package is needed for what was asked."""
+    """An optional package is needed for what was asked.
+
+    The hint is the command that installs it; or leave the option out that asked for it.
+    """
 
     slug = "missing-package"
     exit_code = 17
 
 
 class ScheduleError(CoterieError):
-    """A schedule is incomplete, would deadlock, or pairs a backward with the wrong weights."""
+    """A schedule is incomplete, would deadlock, or pairs a backward with the wrong weights.
+
+    Schedules that this version makes are checked before they run, so this is a mistake in coterie: please report it with
+    the command and the recipe.
+    """
 
     slug = "schedule"
     exit_code = 18
 
 
 class InterruptedRunError(CoterieError):
-    """The user or the system stopped the run; a checkpoint was kept."""
+    """The user or the system stopped the run; a checkpoint was kept.
+
+    Continue with the same command and `--resume`. A second Ctrl-C stops at once, without a new checkpoint.
+    """
 
     slug = "interrupted"
     exit_code = 130
