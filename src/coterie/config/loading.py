@@ -2,6 +2,7 @@
 
 import difflib
 import math
+import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,6 +17,8 @@ from coterie.config.recipe import LocalWorker, Recipe
 from coterie.errors import RecipeError
 
 LOCAL_WORKERS = "cluster.local_workers"
+_NAME_OR_NUMBER = {"data.text_column", "data.label_column"}
+_INTEGER = re.compile(r"[+-]?\d+")
 _HINT = "`coterie train --help` and docs/reference/recipe.md list every key"
 
 
@@ -175,12 +178,7 @@ def _elsewhere(name: str, fields: Mapping[str, RecipeField]) -> str:
 
 def _convert(value: object, field: RecipeField, *, from_flag: bool) -> object:
     """`value` as the field's type; text from a flag is read as a number or list where the type wants one."""
-    if (
-        from_flag
-        and field.key in {"data.text_column", "data.label_column"}
-        and isinstance(value, str)
-        and value.isdigit()
-    ):
+    if from_flag and field.key in _NAME_OR_NUMBER and isinstance(value, str) and _INTEGER.fullmatch(value):
         value = int(value)
     converted: object = msgspec.convert(value, field.type, strict=not from_flag)
     if isinstance(converted, float) and not math.isfinite(converted):

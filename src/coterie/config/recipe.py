@@ -51,21 +51,30 @@ class DataSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     train: Annotated[
         str,
-        Meta(min_length=1, description='Training data: a file, or with `format = "datasets"` a data set\'s name.'),
+        Meta(
+            min_length=1,
+            description="Training data: a file, a folder with a file per split (train, dev, test), or a folder made by "
+            "`save_to_disk` of Hugging Face datasets.",
+        ),
     ]
-    dev: Annotated[Text | None, Meta(description="Data on which quality is measured after each epoch.")] = None
-    test: Annotated[Text | None, Meta(description="Data on which quality is measured once, at the end.")] = None
+    dev: Annotated[
+        Text | None,
+        Meta(description="Data for the quality after each epoch. Default: the dev split of `train`, if any."),
+    ] = None
+    test: Annotated[
+        Text | None, Meta(description="Data for the quality at the end. Default: the test split of `train`, if any.")
+    ] = None
     task: Annotated[TaskName, Meta(description="What the model learns to do.")] = "token-classification"
     format: Annotated[DataFormat, Meta(description="Format of the data files; `auto` looks at name and content.")] = (
         "auto"
     )
     text_column: Annotated[
-        NonNegativeInt | Text | None,
-        Meta(description="Column of the words: a number from 0, or a field's name. Default: the first."),
+        int | Text | None,
+        Meta(description="Column of the words: its name, or its number (0 is the first). Default: the usual one."),
     ] = None
     label_column: Annotated[
-        NonNegativeInt | Text | None,
-        Meta(description="Column of the labels: a number from 0, or a field's name. Default: the last."),
+        int | Text | None,
+        Meta(description="Column of the labels: its name, or its number (-1 is the last). Default: the usual one."),
     ] = None
     max_tokens: Annotated[
         Annotated[int, Meta(ge=4)] | None,
