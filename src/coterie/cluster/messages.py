@@ -200,7 +200,7 @@ class StepDone(Message, frozen=True, kw_only=True):
 
     Attributes:
         peak_bytes: Most memory the worker process has used since its stage was built.
-        sent_bytes: Bytes sent to the next and the previous stage since then.
+        sent_next_bytes, sent_previous_bytes: Tensor bytes sent to the stage after and before, since then.
     """
 
     step: int
@@ -216,7 +216,8 @@ class StepDone(Message, frozen=True, kw_only=True):
     weight_versions: int
     stashed_bytes: int
     peak_bytes: int
-    sent_bytes: int
+    sent_next_bytes: int
+    sent_previous_bytes: int
 
 
 class NormPart(Message, frozen=True, kw_only=True):

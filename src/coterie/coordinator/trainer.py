@@ -37,7 +37,7 @@ class Trainer:
 
     def __init__(self, members: Members, plan: Plan, feeder: Feeder, on_step: Callable[[int, StepEntry], None]) -> None:
         self._members = members
-        self._plan = plan
+        self.plan = plan
         self._feeder = feeder
         self._on_step = on_step
         self.stages: tuple[Member, ...] = tuple(members.by_id[stage.worker] for stage in plan.stages)
@@ -79,10 +79,10 @@ class Trainer:
 
     async def _announce(self, segment: Segment) -> None:
         message = RunSegment(
-            schedule=self._plan.schedule,
+            schedule=self.plan.schedule,
             first_step=segment.first_step,
             steps=segment.steps,
-            micro_batches=self._plan.micro_batches,
+            micro_batches=self.plan.micro_batches,
         )
         await asyncio.gather(*(member.send(message) for member in self.stages))
 
@@ -94,7 +94,7 @@ class Trainer:
                         batch_frame(
                             batch,
                             self._members.run,
-                            self._plan.version,
+                            self.plan.version,
                             (wire_step, index),
                             member.worker,
                             labelled=member is self.stages[-1],

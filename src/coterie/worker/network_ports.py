@@ -73,7 +73,8 @@ class NetworkPorts:
         self._place = place
         self._mailbox = mailbox
         self._outbox_to = outbox_to
-        self._sent_bytes = 0
+        self._sent_next_bytes = 0
+        self._sent_previous_bytes = 0
 
     def take_batch(self, step: int, micro_batch: int) -> MicroBatch:
         """See `StagePorts`."""
@@ -138,7 +139,14 @@ class NetworkPorts:
 
     def step_done(self, report: StepReport) -> None:
         """See `StagePorts`."""
-        self._tell(StepDone(**msgspec.structs.asdict(report), peak_bytes=peak_rss_bytes(), sent_bytes=self._sent_bytes))
+        self._tell(
+            StepDone(
+                **msgspec.structs.asdict(report),
+                peak_bytes=peak_rss_bytes(),
+                sent_next_bytes=self._sent_next_bytes,
+                sent_previous_bytes=self._sent_previous_bytes,
+            )
+        )
 
     def _tell(self, message: Message) -> None:
         self._outbox_to(COORDINATOR).post(control(message, source=self._place.worker))
@@ -151,8 +159,10 @@ class NetworkPorts:
 
     def _put_tensor(self, kind: str, target: WorkerId, place: tuple[int, int], tensor: Tensor, codec: Codec) -> None:
         spec, buffer = encode(tensor, kind, _wire_codec(codec))
-        if target != COORDINATOR:
-            self._sent_bytes += spec.nbytes
+        if kind == HIDDEN:
+            self._sent_next_bytes += spec.nbytes
+        elif kind == GRADIENT:
+            self._sent_previous_bytes += spec.nbytes
         header = FrameHeader(
             kind=kind,
             source=self._place.worker,

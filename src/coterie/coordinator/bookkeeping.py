@@ -1,0 +1,178 @@
+"""Turns what workers report into records: steps, memory, evaluations, and the summary at the end."""
+
+import statistics
+from collections.abc import Callable
+from itertools import pairwise
+
+import msgspec
+
+from coterie.clock import Clock
+from coterie.coordinator.feeders import TrainingFeeder
+from coterie.coordinator.job import Job
+from coterie.coordinator.ledger import StepEntry
+from coterie.coordinator.members import Member
+from coterie.ids import WorkerId
+from coterie.metrics.records import (
+    AnyRecord,
+    DeviceSummary,
+    EvaluationRecord,
+    LinkSummary,
+    MemoryRecord,
+    StepRecord,
+    SummaryRecord,
+    WorkerStep,
+)
+from coterie.planner.plan import Plan, StageAssignment
+
+
+class Bookkeeper:
+    """Keeps what the summary needs and hands every record to `write`."""
+
+    def __init__(
+        self, job: Job, plan: Plan, feeder: TrainingFeeder, write: Callable[[AnyRecord], None], clock: Clock
+    ) -> None:
+        self._job = job
+        self._plan = plan
+        self._feeder = feeder
+        self._write = write
+        self._clock = clock
+        self._since_s = clock.now()
+        self._rss: dict[WorkerId, int] = {}
+        self._peaks: dict[WorkerId, int] = {}
+        self._sent: dict[WorkerId, tuple[int, int]] = {}
+        self._busy_s: dict[WorkerId, float] = {}
+        self._step_seconds: list[float] = []
+        self._tokens = 0
+        self.losses: list[float] = []
+        self.base_bytes: dict[WorkerId, int] = {}
+        self.link_paths: dict[WorkerId, str] = {}
+        self.evaluations: dict[str, EvaluationRecord] = {}
+
+    def training_begins(self) -> None:
+        """Restart the stopwatch: setting up, an evaluation or a checkpoint is no part of the next step's time."""
+        self._since_s = self._clock.now()
+
+    def heartbeat(self, member: Member) -> None:
+        """Note a worker's memory."""
+        self._rss[member.worker] = member.rss_bytes
+        limit = next((stage.memory_limit for stage in self._plan.stages if stage.worker == member.worker), 0)
+        peak = self._peaks.get(member.worker, 0)
+        self._write(
+            MemoryRecord(worker=member.worker, memory_bytes=member.rss_bytes, limit_bytes=limit, peak_bytes=peak)
+        )
+
+    def step(self, step: int, entry: StepEntry) -> None:
+        """Note a finished optimizer step."""
+        now_s = self._clock.now()
+        seconds, self._since_s = now_s - self._since_s, now_s
+        for worker, done in entry.done.items():
+            self._peaks[worker] = max(self._peaks.get(worker, 0), done.peak_bytes)
+            self._sent[worker] = (done.sent_next_bytes, done.sent_previous_bytes)
+            busy_s = done.forward_s + done.backward_s + done.update_s
+            self._busy_s[worker] = self._busy_s.get(worker, 0.0) + busy_s
+        self._step_seconds.append(seconds)
+        self.losses.append(entry.loss)
+        self._tokens += self._feeder.tokens(step)
+        last = entry.done[self._plan.stages[-1].worker]
+        self._write(
+            StepRecord(
+                step=step,
+                epoch=self._feeder.rows(step).epoch,
+                loss=entry.loss,
+                tokens=self._feeder.tokens(step),
+                loss_tokens=sum(entry.loss_tokens.values()),
+                seconds=seconds,
+                learning_rate=last.learning_rate,
+                grad_norm=last.grad_norm if last.grad_norm_is_global else None,
+                workers=tuple(
+                    WorkerStep(
+                        worker=worker,
+                        utilization=min((done.forward_s + done.backward_s + done.update_s) / max(seconds, 1e-9), 1.0),
+                        memory_bytes=self._rss.get(worker, 0),
+                        peak_bytes=self._peaks[worker],
+                    )
+                    for worker, done in entry.done.items()
+                ),
+            )
+        )
+
+    def evaluation(self, record: EvaluationRecord) -> None:
+        """Note an evaluation; the last one of each split goes into the summary."""
+        self.evaluations[record.split] = record
+        self._write(record)
+
+    def summary(self, output: str) -> SummaryRecord:
+        """The run in figures, so far."""
+        steps = len(self._step_seconds)
+        seconds = sum(self._step_seconds)
+        return SummaryRecord(
+            model=self._job.source.name,
+            method=self._job.recipe.train.method,
+            schedule=self._plan.schedule,
+            steps=steps,
+            epochs=-(-steps // self._job.steps_per_epoch),
+            seconds=seconds,
+            tokens=self._tokens,
+            first_loss=self.losses[0] if self.losses else None,
+            last_loss=self.losses[-1] if self.losses else None,
+            predicted_step_s=self._plan.predicted_step_s,
+            # The first step also waits for caches and page faults; the mean of the others is what a run is made of.
+            measured_step_s=statistics.fmean(self._step_seconds[1:] or self._step_seconds or [0.0]),
+            one_device_step_s=self._plan.one_device_step_s,
+            one_device_peak_bytes=self._plan.one_device_peak,
+            devices=tuple(self._device(stage, seconds) for stage in self._plan.stages),
+            links=self._links(),
+            quality=tuple(self.evaluations.values()),
+            output=output,
+            counts=self._counts(),
+        )
+
+    def _device(self, stage: StageAssignment, seconds: float) -> DeviceSummary:
+        return DeviceSummary(
+            worker=stage.worker,
+            device_name=stage.device_name,
+            units=name_units(stage, self._plan.units),
+            predicted_peak_bytes=stage.memory.total,
+            measured_peak_bytes=self._peaks.get(stage.worker, 0),
+            limit_bytes=stage.memory_limit,
+            base_bytes=self.base_bytes.get(stage.worker, 0),
+            utilization=min(self._busy_s.get(stage.worker, 0.0) / max(seconds, 1e-9), 1.0),
+        )
+
+    def _links(self) -> tuple[LinkSummary, ...]:
+        """Tensor bytes between neighbours, as the sender counted them."""
+        return tuple(
+            LinkSummary(
+                source=stage.worker,
+                target=after.worker,
+                forward_bytes=self._sent.get(stage.worker, (0, 0))[0],
+                backward_bytes=self._sent.get(after.worker, (0, 0))[1],
+                codec=stage.send_codec,
+                path=self.link_paths.get(stage.worker, ""),
+            )
+            for stage, after in pairwise(self._plan.stages)
+        )
+
+    def _counts(self) -> dict[str, int]:
+        summary = self._job.splits["train"].summary
+        counts = {
+            "training rows cut to the context": summary.truncated_rows,
+            "training rows without a label skipped": summary.skipped_rows,
+        }
+        return {name: count for name, count in counts.items() if count}
+
+
+def name_units(stage: StageAssignment, units: int) -> str:
+    """What a stage holds, for people: `embedding, blocks 0-2`."""
+    parts = ["embedding"] if stage.first_unit == 0 else []
+    first, last = max(stage.first_unit, 1) - 1, min(stage.stop_unit, units - 1) - 2
+    if first <= last:
+        parts.append(f"block {first}" if first == last else f"blocks {first}-{last}")
+    if stage.stop_unit == units:
+        parts.append("output layer")
+    return ", ".join(parts)
+
+
+def summary_json(summary: SummaryRecord) -> bytes:
+    """The summary as one JSON object."""
+    return msgspec.json.format(msgspec.json.encode(summary))

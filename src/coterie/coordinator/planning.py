@@ -1,0 +1,52 @@
+"""From a job and its cluster to the planner's question, and back to a plan with its explanation."""
+
+from coterie.config.recipe import Recipe
+from coterie.coordinator.job import Job
+from coterie.planner.explain import explain
+from coterie.planner.plan import Codec, Plan
+from coterie.planner.request import FixedStage, PlanRequest
+from coterie.planner.search import make_plan
+from coterie.profiles.cluster_profile import ClusterProfile
+
+
+def make_run_plan(job: Job, cluster: ClusterProfile, *, micro_batches: int | None = None) -> tuple[Plan, str]:
+    """Plan a job on these devices. `micro_batches` is set when a run is resumed: it is part of its numbers.
+
+    Raises:
+        DoesNotFitError: No plan fits.
+    """
+    request = plan_request(job, cluster, micro_batches=micro_batches)
+    plan = make_plan(request)
+    return plan, explain(plan, request)
+
+
+def plan_request(job: Job, cluster: ClusterProfile, *, micro_batches: int | None = None) -> PlanRequest:
+    """The recipe's wishes in the planner's words."""
+    recipe = job.recipe
+    codecs: tuple[Codec, ...] = ("fp32", "fp16", "int8") if recipe.plan.lossy_links else ("fp32",)
+    return PlanRequest(
+        model=job.model_profile,
+        cluster=cluster,
+        batch_rows=recipe.train.batch_rows,
+        schedule=recipe.train.schedule,
+        objective=recipe.plan.objective,
+        micro_batches=micro_batches or recipe.train.micro_batches,
+        optimizer_state_copies=job.optimizer.state_copies,
+        codecs=codecs,
+        recompute=recipe.train.recompute,
+        allocator=recipe.plan.allocator,
+        min_stages=recipe.plan.min_workers,
+        max_stages=recipe.plan.max_workers,
+        fixed_stages=_fixed(recipe, cluster, len(job.model_profile.layers)),
+    )
+
+
+def _fixed(recipe: Recipe, cluster: ClusterProfile, units: int) -> tuple[FixedStage, ...] | None:
+    """The recipe's own cuts, on the devices in the order they joined."""
+    if recipe.plan.cuts is None:
+        return None
+    edges = (0, *recipe.plan.cuts, units)
+    return tuple(
+        FixedStage(worker=device.worker, first_unit=first, stop_unit=stop)
+        for device, first, stop in zip(cluster.devices, edges, edges[1:], strict=False)
+    )
