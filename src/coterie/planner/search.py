@@ -1,0 +1,149 @@
+"""Exact search for the plan that the formula of `problem` likes best.
+
+For a period bound P the dynamic programme of `threshold` gives the best fill time h(P), which only falls as P grows. A
+step takes `h(P) + (m - 1) P` (or `m P`), so on an interval [P1, P2] no plan is better than `h(P2) + (m - 1) P1`:
+intervals are split, best bound first, until no bound is below the best plan found.
+"""
+
+import heapq
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import numpy as np
+
+from coterie.planner.memory import tied_is_trained
+from coterie.planner.problem import Cost, Problem, StageChoice, is_continuous
+from coterie.planner.tables import DepthMode, Ints, Tables
+from coterie.planner.threshold import Threshold
+
+TOLERANCE = 1e-6
+"""Relative; plans closer than this count as equally fast."""
+
+
+class Candidate(NamedTuple):
+    """A complete set of decisions and what the formula says about it."""
+
+    problem: Problem
+    stages: tuple[StageChoice, ...]
+    cost: Cost
+
+
+def most_stages(problem: Problem) -> int:
+    """Devices that a plan may use at most."""
+    request = problem.request
+    most = min(len(problem.devices), problem.units)
+    if request.max_stages is not None:
+        most = min(most, request.max_stages)
+    if problem.kind == "2bw":
+        most = min(most, problem.micro_batches)
+    if problem.kind == "stash" and tied_is_trained(problem.model):
+        # Both ends would update their copy of the matrix at different times (METHODS 1: refused).
+        most = 1
+    return most
+
+
+class TimeSearch:
+    """Fastest candidate of one problem under given memory limits."""
+
+    def __init__(self, tables: Tables, mode: DepthMode, limits: Ints) -> None:
+        self.problem = tables.problem
+        fixed = self.problem.request.fixed_stages
+        self.most = most_stages(self.problem)
+        self.least = self.problem.request.min_stages if fixed is None else len(fixed)
+        self.threshold = Threshold(tables, mode, limits, self.most)
+        self.lowest_s = _lowest_period_s(tables, self.most)
+        continuous = is_continuous(self.problem.kind)
+        self.periods_per_step = self.problem.micro_batches - (0 if continuous else 1)
+
+    def fastest(self, below_s: float = np.inf, most: int | None = None) -> Candidate | None:
+        """The fastest candidate with at most `most` stages that takes less than `below_s`; None if there is none."""
+        most = self.most if most is None else min(most, self.most)
+        if most < self.least:
+            return None
+        return _Run(self, below_s, most).search()
+
+
+class _Run:
+    """One search: the best candidate so far and the intervals of P that may hold a better one."""
+
+    def __init__(self, search: TimeSearch, below_s: float, most: int) -> None:
+        self.lowest_s = search.lowest_s
+        self.problem = search.problem
+        self.threshold = search.threshold
+        self.per_step = search.periods_per_step
+        self.least, self.most = search.least, most
+        self.best_s = below_s
+        self.best: Candidate | None = None
+        self.intervals: list[tuple[float, float, float, float]] = []
+
+    def search(self) -> Candidate | None:
+        lowest = self.lowest_s
+        highest = self.best_s / self.problem.micro_batches
+        value = self._try(highest if np.isfinite(highest) else np.inf, lowest)
+        if np.isfinite(value):
+            self._push(lowest, self._useful(highest, value), value)
+        while self.intervals:
+            bound, low, high, value = heapq.heappop(self.intervals)
+            if bound >= self.best_s * (1 - TOLERANCE):
+                break
+            high = self._useful(high, value)
+            if high <= low * (1 + TOLERANCE / 10):
+                continue
+            self._split(low, high, value)
+        return self.best
+
+    def _split(self, low: float, high: float, value: float) -> None:
+        at_best = self.best is not None and high >= self.best.cost.period_s * (1 - 1e-9)
+        middle = (low * high) ** 0.5 if high > 2 * low else (low + high) / 2
+        if at_best and high < low * 1.03:
+            # Most likely nothing is better than the best one: a bound just below it proves that at once.
+            middle = max(high * (1 - TOLERANCE), low)
+        below = self._try(middle, low)
+        if np.isfinite(below):
+            self._push(low, self._useful(middle, below), below)
+        self._push(middle, high, value)
+
+    def _try(self, period_s: float, low: float) -> float:
+        """Best value at a period bound; remember the pipeline behind it if it may be the best."""
+        evaluation = self.threshold.evaluate(period_s, self.most)
+        values = evaluation.values[self.least - 1 :]
+        stages = int(values.argmin()) + self.least
+        value = float(evaluation.values[stages - 1])
+        if np.isfinite(value) and value + self.per_step * low < self.best_s:
+            chain = self.threshold.trace(evaluation, stages)
+            cost = self.problem.cost(chain)
+            if cost.step_s < self.best_s:
+                self.best_s = cost.step_s
+                self.best = Candidate(self.problem, tuple(chain), cost)
+        return value
+
+    def _useful(self, high: float, value: float) -> float:
+        """Upper end of the periods that can still beat the best plan, given the best value on the interval."""
+        if self.per_step == 0 or not np.isfinite(self.best_s):
+            return high
+        return min(high, (self.best_s - value) / self.per_step)
+
+    def _push(self, low: float, high: float, value: float) -> None:
+        bound = value + self.per_step * low
+        if high > low and bound < self.best_s * (1 - TOLERANCE):
+            heapq.heappush(self.intervals, (bound, low, high, value))
+
+
+def _lowest_period_s(tables: Tables, most: int) -> float:
+    """No plan has a shorter period: each unit on its fastest device, shared by all stages without a rest."""
+    fastest = np.minimum.reduce([seconds.min(axis=0) for seconds in tables.compute_s])
+    units = np.array([fastest[unit, unit + 1] for unit in range(tables.problem.units)])
+    units = units[np.isfinite(units)]  # prescribed stages may leave no single unit
+    if not len(units) or most < 1:
+        return 1e-9
+    return max(float(units.max()), float(units.sum()) / most, 1e-9)
+
+
+def fastest_of(searches: Iterable[TimeSearch], below_s: float = np.inf, most: int | None = None) -> Candidate | None:
+    """The fastest candidate over several micro-batch counts."""
+    best: Candidate | None = None
+    for search in searches:
+        found = search.fastest(below_s, most)
+        if found is not None:
+            best, below_s = found, found.cost.step_s
+    return best
