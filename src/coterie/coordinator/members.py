@@ -37,6 +37,8 @@ from coterie.transport.stream_link import StreamLink
 
 log = get_logger(__name__)
 
+JOIN_POLL_S = 0.05
+
 
 class Member:
     """One worker that is in."""
@@ -94,7 +96,6 @@ class Members:
         self._silence_limit_s = silence_limit_s
         self._state = ClusterState()
         self._events: asyncio.Queue[Event | CoterieError] = asyncio.Queue()
-        self._joined = asyncio.Condition()
         self._closing = False
         self.by_id: dict[WorkerId, Member] = {}
         self.on_heartbeat: Callable[[Member], None] = lambda _member: None
@@ -107,8 +108,6 @@ class Members:
             log.info("a peer was refused: %s", error.message)
             await _refuse(link, error)
             return
-        async with self._joined:
-            self._joined.notify_all()
         await self._read(member)
 
     async def _greet(self, link: ServedLink) -> Member:
@@ -192,16 +191,18 @@ class Members:
 
         Raises:
             JoinRefusedError: Fewer are in after `timeout_s`.
+            CoterieError: What `post` was called with, or a worker that left again.
         """
-        async with self._joined:
-            try:
-                async with asyncio.timeout(timeout_s):
-                    await self._joined.wait_for(lambda: len(self.by_id) >= count)
-            except TimeoutError:
+        deadline_s = self._clock.now() + timeout_s
+        while len(self.by_id) < count:
+            if not self._events.empty() and isinstance(event := self._events.get_nowait(), CoterieError):
+                raise event
+            if self._clock.now() > deadline_s:
                 raise JoinRefusedError(
                     f"{len(self.by_id)} of {count} workers joined within {timeout_s:.0f} s",
                     hint="start `coterie worker LINK` on the missing devices, or lower cluster.workers",
-                ) from None
+                )
+            await asyncio.sleep(JOIN_POLL_S)
         return list(self.by_id.values())
 
     async def next_event(self) -> Event:
@@ -222,7 +223,7 @@ class Members:
             return event
 
     def post(self, error: CoterieError) -> None:
-        """Let `next_event` raise `error`; for stop requests."""
+        """Let `wait_for` or `next_event` raise `error`: something outside has ended the run."""
         self._events.put_nowait(error)
 
     def _check_silence(self) -> None:

@@ -66,7 +66,13 @@ class TrainingRun:
             heartbeat_s=self._cluster.heartbeat_s,
             silence_limit_s=self._cluster.heartbeat_timeout_s,
         )
+        self._loop: asyncio.AbstractEventLoop | None = None
         self.stop = StopRequests()
+
+    def end_with(self, error: CoterieError) -> None:
+        """End the run from another thread: something outside of it has failed, such as a local worker's process."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._members.post, error)
 
     async def execute(self, resume_from: Checkpoint | None = None) -> RunOutcome:
         """Run to the end.
@@ -77,6 +83,7 @@ class TrainingRun:
         """
         task = asyncio.current_task()
         assert task is not None
+        self._loop = asyncio.get_running_loop()
         server = FrameServer(self._members.admit, app=_front_page())
         beat = asyncio.create_task(self._members.beat())
         farewell = "finished"

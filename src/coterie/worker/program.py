@@ -327,3 +327,12 @@ def _host_id() -> str:
         return f"{platform.node()}-{boot.read_text().strip()}"
     except OSError:
         return f"{platform.node()}-{uuid.getnode():x}"
+
+
+async def run_worker(join: JoinLink, settings: WorkerSettings, say: Callable[[str], None]) -> None:
+    """Join a run and work for it until it is over; a first Ctrl-C or SIGTERM leaves in order.
+
+    Raises:
+        CoterieError: Refused, lost the coordinator, or failed.
+    """
+    await WorkerProgram(settings, say).run(join)

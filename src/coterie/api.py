@@ -1,0 +1,222 @@
+"""The Python front door: `finetune(...)` in five lines, or `train(recipe, observer)` with everything in hand."""
+
+import asyncio
+import contextlib
+import datetime as dt
+import secrets
+from pathlib import Path
+
+import msgspec
+
+from coterie.checkpoint.export import export_model
+from coterie.checkpoint.reading import Checkpoint
+from coterie.checkpoint.store import CheckpointStore
+from coterie.config.loading import load_recipe
+from coterie.config.recipe import Recipe
+from coterie.config.writing import recipe_to_toml
+from coterie.coordinator.bookkeeping import summary_json
+from coterie.coordinator.job import Job, prepare_job
+from coterie.coordinator.observer import RunObserver
+from coterie.coordinator.run import RunOutcome, TrainingRun, check_resumable, checkpoint_folder
+from coterie.errors import CheckpointError, StorageError, UsageError, WorkerLostError
+from coterie.ids import RunId
+from coterie.local import LocalCluster
+from coterie.metrics.events import EventLog, read_events
+from coterie.metrics.plot import plot_run
+from coterie.metrics.records import AnyRecord, EvaluationRecord, SummaryRecord
+from coterie.metrics.sinks import Fanout, Sink, TensorBoardSink
+from coterie.planner.plan import Plan
+
+EVENTS = "events.jsonl"
+PLOT = "training.png"
+MODEL = "model"
+RECIPE = "recipe.toml"
+SUMMARY = "summary.json"
+
+
+class FinetuneResult(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """What a finished run left.
+
+    Attributes:
+        model_folder: A plain Hugging Face folder, or a PEFT adapter folder under LoRA.
+        run_folder: Recipe, events, plot, checkpoints and the summary.
+        losses: Mean loss of each optimizer step of this run (since the resume, if it was one).
+        quality: The last evaluation of each split.
+    """
+
+    model_folder: Path
+    run_folder: Path
+    plan: Plan
+    summary: SummaryRecord
+    losses: tuple[float, ...]
+    quality: tuple[EvaluationRecord, ...]
+
+
+class QuietObserver:
+    """An observer that says nothing."""
+
+    def joinable(self, join_link: str) -> None:
+        """Nothing to say."""
+
+    def notice(self, text: str) -> None:
+        """Nothing to say."""
+
+    def planned(self, plan: Plan, explanation: str, steps: int) -> None:
+        """Nothing to say."""
+
+    def record(self, record: AnyRecord) -> None:
+        """Nothing to say."""
+
+
+def finetune(
+    model: str | Path, train_data: str | Path, *, observer: RunObserver | None = None, **options: object
+) -> FinetuneResult:
+    """Fine-tune a model on this machine and on every worker that joins.
+
+    Args:
+        model: A Hugging Face model folder or hub name.
+        train_data: A data file or folder (see docs/reference/recipe.md, `[data]`).
+        observer: Told what happens; nobody by default.
+        options: Any field of the recipe by its name, such as `epochs=3`, `method="lora"`, `local_workers=(...)`.
+
+    Raises:
+        RecipeError: An option is wrong; all of them are named.
+        CoterieError: The run ended early; checkpoints stay in the run folder.
+    """
+    recipe = load_recipe(None, {"model.name": str(model), "data.train": str(train_data), **options})
+    return train(recipe, observer or QuietObserver())
+
+
+def train(recipe: Recipe, observer: RunObserver) -> FinetuneResult:
+    """Run a recipe from data to saved model. Blocks; takes Ctrl-C as a request to stop with a checkpoint.
+
+    Raises:
+        CoterieError: The run ended early; checkpoints stay in the run folder.
+    """
+    folder = Path(recipe.run.output)
+    checkpoint = _checkpoint_to_resume(recipe, folder)
+    run_id = checkpoint.manifest.terms.run_id if checkpoint else _new_run_id()
+    job = prepare_job(recipe, run_id, observer.notice)
+    for note in (*job.notes, *(check_resumable(job, checkpoint) if checkpoint else ())):
+        observer.notice(note)
+    _write(folder / RECIPE, recipe_to_toml(recipe).encode())
+    store = CheckpointStore(
+        checkpoint_folder(recipe.run.output), run_id=run_id, keep=max(recipe.run.keep_checkpoints, 2)
+    )
+    with contextlib.closing(Fanout(_sinks(recipe, folder))) as sinks:
+        outcome = _execute(job, observer, sinks, store, checkpoint)
+    return _finish(job, outcome, folder, observer)
+
+
+def _execute(
+    job: Job, observer: RunObserver, sinks: Sink, store: CheckpointStore, checkpoint: Checkpoint | None
+) -> RunOutcome:
+    with contextlib.ExitStack() as stack:
+        front = _LocalFront(job, observer, sinks, stack)
+        run = TrainingRun(job, front, store)
+        front.run = run
+        return asyncio.run(run.execute(checkpoint))
+
+
+class _LocalFront:
+    """Stands between run and observer: writes records down first, and starts local workers when they can join."""
+
+    def __init__(self, job: Job, observer: RunObserver, sinks: Sink, stack: contextlib.ExitStack) -> None:
+        self._job = job
+        self._observer = observer
+        self._sinks = sinks
+        self._stack = stack
+        self.run: TrainingRun | None = None
+
+    def joinable(self, join_link: str) -> None:
+        cluster = self._job.recipe.cluster
+        folder = Path(self._job.recipe.run.output) / "workers"
+        local = LocalCluster(cluster.effective_local_workers, join_link, log_folder=folder, on_exit=self._worker_ended)
+        self._stack.enter_context(local)
+        if not cluster.all_local:
+            self._observer.joinable(join_link)
+
+    def _worker_ended(self, name: str, code: int) -> None:
+        log_file = Path(self._job.recipe.run.output) / "workers" / f"worker-{name}.log"
+        if self.run is not None:
+            self.run.end_with(
+                WorkerLostError(
+                    f"the local worker {name} ended with exit code {code}{_last_line(log_file)}",
+                    hint=f"see {log_file}",
+                )
+            )
+
+    def notice(self, text: str) -> None:
+        self._observer.notice(text)
+
+    def planned(self, plan: Plan, explanation: str, steps: int) -> None:
+        self._observer.planned(plan, explanation, steps)
+
+    def record(self, record: AnyRecord) -> None:
+        self._sinks.write(record)
+        self._observer.record(record)
+
+
+def _last_line(log_file: Path) -> str:
+    """What a dead worker said last: its own error, if it could still say one."""
+    try:
+        lines = [line for line in log_file.read_text(errors="replace").splitlines() if line.startswith("error [")]
+    except OSError:
+        return ""
+    return f": {lines[-1]}" if lines else ""
+
+
+def _finish(job: Job, outcome: RunOutcome, folder: Path, observer: RunObserver) -> FinetuneResult:
+    model_folder = folder / MODEL
+    observer.notice(f"saving the model to {model_folder}")
+    export_model(job.source, outcome.checkpoint, job.tokenizer.hf, model_folder)
+    _write(folder / SUMMARY, summary_json(outcome.summary))
+    plot_run(read_events(folder / EVENTS), folder / PLOT, title=f"{job.source.name}, {job.recipe.train.method}")
+    return FinetuneResult(
+        model_folder=model_folder,
+        run_folder=folder,
+        plan=outcome.plan,
+        summary=outcome.summary,
+        losses=outcome.losses,
+        quality=outcome.summary.quality,
+    )
+
+
+def _checkpoint_to_resume(recipe: Recipe, folder: Path) -> Checkpoint | None:
+    """The checkpoint that a resumed run goes on from; a fresh run must not fall into an old one's folder."""
+    store = CheckpointStore(checkpoint_folder(recipe.run.output))
+    if recipe.run.resume:
+        checkpoint = store.latest()
+        if checkpoint is None:
+            raise CheckpointError(
+                f"{folder} holds no checkpoint to resume from",
+                hint="give the run's folder by --output, or drop --resume",
+            )
+        return checkpoint
+    if store.steps():
+        raise UsageError(
+            f"{folder} holds the checkpoints of an earlier run",
+            hint="continue it with --resume, or give this run a folder of its own with --output",
+        )
+    return None
+
+
+def _sinks(recipe: Recipe, folder: Path) -> list[Sink]:
+    sinks: list[Sink] = [EventLog(folder / EVENTS)]
+    if recipe.run.tensorboard:
+        sinks.append(TensorBoardSink(folder / "tensorboard"))
+    return sinks
+
+
+def _new_run_id() -> RunId:
+    return RunId(f"{dt.datetime.now(tz=dt.UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(3)}")
+
+
+def _write(path: Path, content: bytes) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    except OSError as error:
+        raise StorageError(
+            f"cannot write {path}: {error.strerror}", hint="choose another folder with --output"
+        ) from error

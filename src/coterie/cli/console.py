@@ -1,0 +1,54 @@
+"""A run as the terminal shows it: the join link, notices, the plan, live progress, the summary."""
+
+import sys
+from typing import TYPE_CHECKING
+
+from coterie.metrics.progress import DeviceLine, ProgressDisplay
+from coterie.metrics.records import AnyRecord
+from coterie.units import format_seconds
+
+if TYPE_CHECKING:
+    from coterie.planner.plan import Plan
+
+
+class ConsoleObserver:
+    """A `RunObserver` that prints. Under `--json` everything but the result goes to the standard error."""
+
+    def __init__(self, *, as_json: bool) -> None:
+        self._stream = sys.stderr if as_json else sys.stdout
+        self._display: ProgressDisplay | None = None
+
+    def joinable(self, join_link: str) -> None:
+        """Show how others join."""
+        self.notice("on each further device, run (the link is a secret):")
+        self.notice(f"  coterie worker '{join_link}'")
+
+    def notice(self, text: str) -> None:
+        """Print a line, above the live display if there is one."""
+        if self._display is not None:
+            self._display.print(text)
+        else:
+            print(text, file=self._stream, flush=True)
+
+    def planned(self, plan: "Plan", explanation: str, steps: int) -> None:
+        """Print the plan and begin the live display."""
+        self.notice("")
+        self.notice(explanation)
+        self.notice(f"{steps} steps, about {format_seconds(plan.predicted_step_s * steps)}\n")
+        devices = tuple(
+            DeviceLine(stage.worker, stage.device_name, stage.memory_limit, f"{stage.first_unit}-{stage.stop_unit - 1}")
+            for stage in plan.stages
+        )
+        self._display = ProgressDisplay(steps, devices, stream=self._stream)
+        self._display.__enter__()
+
+    def record(self, record: AnyRecord) -> None:
+        """Show it in the live display."""
+        if self._display is not None:
+            self._display.write(record)
+
+    def close(self) -> None:
+        """Give the terminal back. Idempotent."""
+        if self._display is not None:
+            self._display.close()
+            self._display = None

@@ -1,0 +1,51 @@
+"""`coterie train`: fine-tune a model over this machine's workers and those that join."""
+
+import argparse
+from pathlib import Path
+
+from coterie.cli.formatting import print_json
+from coterie.cli.parser import Parser
+from coterie.config.flags import add_recipe_flags, overrides_from
+
+
+def add_parser(verbs: "argparse._SubParsersAction[Parser]") -> Parser:
+    """Register the verb."""
+    parser: Parser = verbs.add_parser(
+        "train",
+        help="fine-tune a model over several devices",
+        description="Fine-tune a model as a recipe says. Flags override the recipe's fields.\n"
+        "Prints a link with which `coterie worker LINK` joins from other machines, if the recipe waits for some.",
+    )
+    parser.add_argument("recipe", nargs="?", type=Path, help="the recipe, a TOML file; without one, flags say it all")
+    add_recipe_flags(parser)
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """Train and print the summary."""
+    from coterie.config.loading import load_recipe  # noqa: PLC0415
+
+    recipe = load_recipe(args.recipe, overrides_from(args))
+    from coterie import api  # noqa: PLC0415 - imports torch: seconds, and a wrong recipe should be told at once
+    from coterie.cli.console import ConsoleObserver  # noqa: PLC0415
+    from coterie.metrics.summary import print_summary, summary_line  # noqa: PLC0415
+
+    observer = ConsoleObserver(as_json=args.json)
+    try:
+        result = api.train(recipe, observer)
+    finally:
+        observer.close()
+    if args.json:
+        print_json(
+            {
+                "model": str(result.model_folder),
+                "run": str(result.run_folder),
+                "summary": result.summary,
+                "losses": result.losses,
+            }
+        )
+        return 0
+    print_summary(result.summary)
+    print(summary_line(result.summary))
+    print(f"model: {result.model_folder}  plot: {result.run_folder / api.PLOT}")
+    return 0

@@ -1,0 +1,82 @@
+"""`coterie worker`: lend this device to a run."""
+
+import argparse
+import os
+import platform
+
+from coterie.cli.parser import Parser
+from coterie.errors import UsageError
+from coterie.local import JOIN_LINK_VARIABLE
+from coterie.units import parse_bytes
+from coterie.worker.settings import WorkerSettings
+
+
+def add_parser(verbs: "argparse._SubParsersAction[Parser]") -> Parser:
+    """Register the verb."""
+    parser: Parser = verbs.add_parser(
+        "worker",
+        help="lend this device to a run",
+        description="Join a run with the link that `coterie train` printed, and work for it until it is over.",
+    )
+    parser.add_argument("link", nargs="?", help=f"the join link, in quotes; else the variable {JOIN_LINK_VARIABLE}")
+    parser.add_argument("--name", default=platform.node() or "device", help="what to call this device")
+    parser.add_argument("--memory", metavar="SIZE", help="most memory the worker may use, such as 600MiB")
+    parser.add_argument("--enforce-memory", action="store_true", help="make allocations beyond --memory fail")
+    parser.add_argument("--speed", type=float, default=1.0, help="share of a core's speed to use, above 0 up to 1")
+    parser.add_argument("--threads", type=int, default=0, help="compute threads; default: the usable cores")
+    parser.add_argument("--device", choices=("cpu", "cuda", "mps", "xpu"), default="cpu", help="where to compute")
+    parser.add_argument(
+        "--no-direct-links", action="store_true", help="open no port: send everything through the coordinator"
+    )
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """Join and work."""
+    from coterie.transport.join_link import JoinLink  # noqa: PLC0415 - cryptography and aiohttp are slow to import
+
+    text = args.link or os.environ.pop(JOIN_LINK_VARIABLE, "")
+    if not text:
+        raise UsageError("no join link was given", hint="copy the command that `coterie train` printed")
+    join = JoinLink.from_text(text)
+    settings = _settings(args)
+    import asyncio  # noqa: PLC0415
+
+    from coterie.worker.program import run_worker  # noqa: PLC0415 - imports torch: seconds
+
+    asyncio.run(run_worker(join, settings, lambda line: print(line, flush=True)))
+    return 0
+
+
+def _settings(args: argparse.Namespace) -> WorkerSettings:
+    return WorkerSettings(
+        name=args.name,
+        memory_bytes=_memory(args.memory),
+        enforce_memory=args.enforce_memory,
+        speed=_speed(args.speed),
+        threads=_threads(args.threads),
+        device_type=args.device,
+        direct_links=not args.no_direct_links,
+    )
+
+
+def _memory(text: str | None) -> int | None:
+    if text is None:
+        return None
+    try:
+        return parse_bytes(text)
+    except ValueError as error:
+        raise UsageError(f"--memory: {error}", hint="write a size such as 600MiB") from error
+
+
+def _speed(speed: float) -> float:
+    if not 0 < speed <= 1:
+        raise UsageError(f"--speed is {speed}; it must be above 0 and at most 1", hint="0.5 is half of a core's speed")
+    return speed
+
+
+def _threads(threads: int) -> int:
+    if threads < 0:
+        raise UsageError(f"--threads is {threads}", hint="give 1 or more; leave it out for all usable cores")
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return threads or usable
