@@ -21,7 +21,8 @@ class _Layout:
 
     def __init__(self, lines: Sequence[str]) -> None:
         certain = (line for line in lines if line.strip(" \t") and not _is_hash(line))
-        first = next((line for line in certain if not line.startswith("-DOCSTART-")), "")
+        words = (line for line in certain if not line.startswith("-DOCSTART-"))
+        first = next(words, None) or next((line for line in lines if "\t" in line.strip(" \t")), "")
         self.tabs = "\t" in first
         self.count = len(self.split(first))
 
@@ -33,7 +34,8 @@ class _Layout:
         """The columns of a line that begins with `#` are a word's, not a comment's."""
         if len(columns) != self.count:
             return False
-        return self.count == 1 or split_tag(_pick(columns, tag_column, "")) is not None
+        has_tag = -len(columns) <= tag_column < len(columns)
+        return self.count == 1 or not has_tag or split_tag(columns[tag_column]) is not None
 
 
 def _pick(columns: Sequence[str], index: int, where: str) -> str:
