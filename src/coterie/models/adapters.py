@@ -102,6 +102,15 @@ def inject(model: nn.Module, lora: LoraSpec, targets: list[str]) -> None:
         inject_adapter_in_model(config, model, adapter_name=ADAPTER, low_cpu_mem_usage=True)
 
 
+def refusal(model: nn.Module, lora: LoraSpec) -> str | None:
+    """PEFT's reason not to adapt these targets of the whole empty model, which is spent by this."""
+    try:
+        inject(model, lora, list(lora.target_modules))
+    except ValueError as error:
+        return str(error)
+    return None
+
+
 def _family_targets(model_type: str) -> tuple[str, ...]:
     from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING  # noqa: PLC0415 - heavy
 

@@ -8,7 +8,7 @@ import msgspec
 
 from coterie.errors import RecipeError
 from coterie.jobs.model_spec import LoraSpec, ModelSpec, TrainableMethod
-from coterie.models.adapters import resolve_lora
+from coterie.models.adapters import refusal, resolve_lora
 from coterie.models.anatomy import Anatomy, describe
 from coterie.models.skeleton import empty_model
 from coterie.models.source import ModelSource
@@ -43,9 +43,15 @@ def make_model_spec(  # noqa: PLR0913 - one argument per wish, all by keyword
 
     Raises:
         UnsupportedModelError: The model cannot be cut; the message says why.
-        RecipeError: A target or a pattern matches nothing, or nothing is left to train.
+        RecipeError: A setting, target or pattern matches nothing, PEFT refuses, or nothing is left to train.
     """
-    config = source.config.__class__.from_dict({**source.config.to_dict(), **config_overrides})
+    unknown = [key for key in config_overrides if not hasattr(source.config, key)]
+    if unknown:
+        raise RecipeError(
+            f"the config of {source.name} has no setting {', '.join(unknown)}",
+            hint=f"its settings are {', '.join(sorted(source.config.to_dict()))}",
+        )
+    config = source.config.__class__.from_dict(source.config.to_dict(), **config_overrides)
     plain = ModelSpec(
         config_json=config.to_json_string(), auto_class=auto_class, seed=seed, compute_dtype=compute_dtype
     )
@@ -54,8 +60,10 @@ def make_model_spec(  # noqa: PLR0913 - one argument per wish, all by keyword
         if frozen_patterns:
             raise RecipeError("LoRA freezes every weight of the model by itself", hint="leave `frozen` out with LoRA")
         model = empty_model(plain)
-        resolved = resolve_lora(model, lora or LoraSpec(), anatomy.blocks_name, _task_layers(anatomy, source, plain))
-        return msgspec.structs.replace(plain, method="lora", lora=resolved)
+        wished = lora or LoraSpec()
+        resolved = resolve_lora(model, wished, anatomy.blocks_name, _task_layers(anatomy, source, plain))
+        named = wished.target_modules not in {(), ("auto",), ("all-linear",)}
+        return msgspec.structs.replace(plain, method="lora", lora=_accepted_by_peft(plain, resolved, named=named))
     if lora is not None:
         raise RecipeError(
             "adapter settings are given, but the method is full fine-tuning", hint="use the method `lora`"
@@ -70,6 +78,21 @@ def _task_layers(anatomy: Anatomy, source: ModelSource, spec: ModelSpec) -> tupl
     usual = {module for module in modules if module.split(".", 1)[0] in _TASK_LAYERS}
     new = {name.rpartition(".")[0] for name in FolderWeights(source, spec).new_layers}
     return tuple(sorted(usual | new))
+
+
+def _accepted_by_peft(spec: ModelSpec, lora: LoraSpec, *, named: bool) -> LoraSpec:
+    """Leaves out the kinds of layers that PEFT refuses (some of Mamba's), unless the user named them."""
+    reason = refusal(empty_model(spec), lora)
+    if reason is None:
+        return lora
+    if named:
+        raise RecipeError(f"PEFT refuses these targets: {reason}", hint="use the target `auto` or other layers")
+    kept: list[str] = []
+    for kind in sorted({name.rpartition(".")[2] for name in lora.target_modules}):
+        of_kind = tuple(name for name in lora.target_modules if name.rpartition(".")[2] == kind)
+        if refusal(empty_model(spec), msgspec.structs.replace(lora, target_modules=of_kind)) is None:
+            kept += of_kind
+    return msgspec.structs.replace(lora, target_modules=tuple(n for n in lora.target_modules if n in set(kept)))
 
 
 def _frozen(anatomy: Anatomy, patterns: Sequence[str]) -> tuple[str, ...]:
