@@ -3,7 +3,13 @@
 Why a `BufferedProtocol` under asyncio's own TLS, with `SO_RCVLOWAT` on the socket beneath it: at 100 Mbit/s a receiver
 that wakes for every packet spends most of its CPU on waking. The mark counts bytes of the socket, and TLS only adds to
 them, so it holds for encrypted bytes as well if what the TLS layer may have buffered (less than one record) is
-subtracted. Figures of `benchmarks/links.py` decide whether this stays.
+subtracted. Measured by `benchmarks/links.py` on a busy two-core machine, receiver's CPU per 8 MiB at 100 Mbit/s:
+
+| | no TLS | TLS |
+|---|---|---|
+| this | 15-20 ms | 26-45 ms |
+| this without the mark | 103-173 ms | 160-190 ms |
+| raw blocking socket | 77-95 ms | 61-85 ms |
 """
 
 import asyncio
