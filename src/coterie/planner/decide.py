@@ -1,0 +1,107 @@
+"""`make_plan`: from a request to a plan with its reasons."""
+
+from coterie.planner.choose import choose
+from coterie.planner.memory import MemorySettings, estimate_memory
+from coterie.planner.notes import left_out, notes
+from coterie.planner.plan import Plan, StageAssignment
+from coterie.planner.problem import unit_seconds
+from coterie.planner.request import PlanRequest, validate
+from coterie.planner.search import Candidate
+from coterie.planner.shortfall import does_not_fit
+from coterie.planner.timing import simulated_step_s, stage_times
+from coterie.profiles.cluster_profile import DeviceProfile
+
+
+def make_plan(request: PlanRequest) -> Plan:
+    """Decide who runs what.
+
+    Searches all cuts, device orders and subsets, micro-batch counts (unless fixed), depths, recomputation, allocators
+    and codecs exactly, for the seconds of a step (formula: see `problem`) or for the fullest device's memory (ties:
+    less time). Of plans within 2 % the one with fewer devices is taken. `predicted_step_s` is the schedule simulated
+    with the stages' seconds.
+
+    Raises:
+        RecipeError: The request makes no sense.
+        DoesNotFitError: No plan fits the devices' memory.
+    """
+    validate(request)
+    candidate = choose(request)
+    if candidate is None:
+        raise does_not_fit(request)
+    fastest, alone_s = _fastest_alone(request)
+    alone_peak = _peak_alone(request, fastest)
+    return Plan(
+        version=request.version,
+        schedule=request.schedule,
+        objective=request.objective,
+        batch_rows=request.batch_rows,
+        micro_batches=candidate.problem.micro_batches,
+        units=candidate.problem.units,
+        stages=_assignments(candidate),
+        left_out=left_out(candidate),
+        predicted_step_s=simulated_step_s(candidate),
+        one_device_step_s=alone_s,
+        one_device_peak=alone_peak,
+        notes=notes(candidate, fastest, alone_s, alone_peak),
+    )
+
+
+def _assignments(candidate: Candidate) -> tuple[StageAssignment, ...]:
+    problem = candidate.problem
+    assignments = []
+    for number, (stage, times) in enumerate(zip(candidate.stages, stage_times(candidate), strict=True)):
+        device = problem.devices[stage.device]
+        assignments.append(
+            StageAssignment(
+                stage=number,
+                worker=device.worker,
+                device_name=device.name,
+                first_unit=stage.first_unit,
+                stop_unit=stage.stop_unit,
+                in_flight=problem.in_flight(stage.depth),
+                recompute=stage.recompute,
+                allocator=stage.allocator,
+                send_codec=stage.codec,
+                memory=problem.memory(stage),
+                memory_limit=device.memory_bytes,
+                forward_s=times.forward_s,
+                backward_s=times.backward_s,
+                update_s=times.update_s,
+                send_s=times.send_s,
+            )
+        )
+    return tuple(assignments)
+
+
+def _fastest_alone(request: PlanRequest) -> tuple[DeviceProfile, float]:
+    """The device that takes least for a whole batch at once, memory left aside."""
+
+    def step_s(device: DeviceProfile) -> float:
+        layers = request.model.layers
+        seconds = [unit_seconds(device, layer, request.batch_rows) for layer in layers]
+        forward = sum(unit[0] for unit in seconds)
+        if request.schedule == "forward":
+            return forward
+        update = sum(layer.trainable_bytes for layer in layers) / device.update_bytes_per_s
+        return forward + sum(unit[1] for unit in seconds) + update
+
+    fastest = min(request.cluster.devices, key=step_s)
+    return fastest, step_s(fastest)
+
+
+def _peak_alone(request: PlanRequest, device: DeviceProfile) -> int:
+    settings = MemorySettings(
+        schedule="forward" if request.schedule == "forward" else "flush",
+        optimizer_state_copies=request.optimizer_state_copies,
+        allocator="tight" if request.allocator == "tight" else "default",
+        device_type=device.device_type,
+    )
+    estimate = estimate_memory(
+        request.model,
+        (0, len(request.model.layers)),
+        rows=request.batch_rows,
+        in_flight=1,
+        settings=settings,
+        base_bytes=device.base_bytes,
+    )
+    return estimate.total
