@@ -108,39 +108,36 @@ def _pick_split(splits: Mapping[str, hf_datasets.Rows], split: str, source: str)
     return splits[name]
 
 
-def has_split(source: DataSource, split: str) -> bool:
+def _open(source: DataSource, options: ReadOptions) -> Path | hf_datasets.Rows | Mapping[str, hf_datasets.Rows]:
+    """A file or folder of files as a path, everything else as rows or as splits of rows."""
+    if not isinstance(source, str | Path):
+        return source
+    path = Path(source)
+    if hf_datasets.is_datasets_folder(path) or (options.format == "datasets" and not path.is_file()):
+        return hf_datasets.load_data_set(str(source))
+    return path
+
+
+def has_split(source: DataSource, split: str, options: ReadOptions) -> bool:
     """The source is one of several splits and holds this one (a file or plain rows hold only themselves)."""
-    if isinstance(source, str | Path):
-        folder = Path(source)
-        if not folder.is_dir():
-            return False
-        if not hf_datasets.is_datasets_folder(folder):
-            return find_split_file(folder, split) is not None
-        source = hf_datasets.load_folder(folder)
-    return isinstance(source, Mapping) and any(name in source for name in SPLIT_NAMES[split])
-
-
-def _read_rows(
-    rows: hf_datasets.Rows | Mapping[str, hf_datasets.Rows], split: str, source: str, options: ReadOptions
-) -> list[RawSentence]:
-    if isinstance(rows, Mapping):
-        rows = _pick_split(rows, split, source)
-    return read_records(rows, source, hf_datasets.with_tag_names(rows, options))
+    opened = _open(source, options)
+    if isinstance(opened, Path):
+        return opened.is_dir() and find_split_file(opened, split) is not None
+    return isinstance(opened, Mapping) and any(name in opened for name in SPLIT_NAMES[split])
 
 
 def _read_raw(source: DataSource, split: str, options: ReadOptions) -> tuple[str, list[RawSentence]]:
-    if not isinstance(source, str | Path):
-        name = f"the {split} rows in memory"
-        return name, _read_rows(source, split, name, options)
-    path = Path(source)
-    if not path.is_dir():
-        return str(path), _read_file(path, options)
-    if hf_datasets.is_datasets_folder(path):
-        return str(path), _read_rows(hf_datasets.load_folder(path), split, str(path), options)
-    file = find_split_file(path, split)
+    opened = _open(source, options)
+    if not isinstance(opened, Path):
+        name = str(source) if isinstance(source, str | Path) else f"the {split} rows in memory"
+        rows = _pick_split(opened, split, name) if isinstance(opened, Mapping) else opened
+        return name, read_records(rows, name, hf_datasets.with_tag_names(rows, options))
+    if not opened.is_dir():
+        return str(opened), _read_file(opened, options)
+    file = find_split_file(opened, split)
     if file is None:
         raise DataError(
-            f"{path}: holds no {split} data",
+            f"{opened}: holds no {split} data",
             hint=f"a folder holds files such as train.conll and dev.conll ({', '.join(SPLIT_NAMES[split])})",
         )
     return str(file), _read_file(file, options)

@@ -47,7 +47,7 @@ class TokenClassification(msgspec.Struct, frozen=True, kw_only=True):
         read: dict[str, SentenceFile] = {}
         for name in ("train", "dev", "test"):
             source = getattr(files, name)
-            if source is None and files.train is not None and has_split(files.train, name):
+            if source is None and files.train is not None and has_split(files.train, name, files.options):
                 source = files.train
             if source is not None:
                 read[name] = read_sentences(source, split=name, options=files.options)

@@ -233,8 +233,8 @@ def test_a_folder_gives_the_file_of_each_split(tmp_path):
     write(tmp_path, "README.md", "hello")
     assert read_sentences(tmp_path, split="train").sentences[0].words == ("x",)
     assert read_sentences(tmp_path, split="dev").sentences[0].words == ("y",)
-    assert [has_split(tmp_path, split) for split in ("train", "dev", "test")] == [True, True, False]
-    assert not has_split(tmp_path / "train.conll", "dev")
+    assert [has_split(tmp_path, split, ReadOptions()) for split in ("train", "dev", "test")] == [True, True, False]
+    assert not has_split(tmp_path / "train.conll", "dev", ReadOptions())
     with pytest.raises(DataError, match="holds no test data"):
         read_sentences(tmp_path, split="test")
     write(tmp_path, "train.jsonl", "")
@@ -273,10 +273,27 @@ def test_hugging_face_data_sets_are_read_from_disk_and_from_memory(tmp_path):
     splits.save_to_disk(str(tmp_path / "splits"))
     assert pairs(tmp_path / "splits") == expected
     assert read_sentences(tmp_path / "splits", split="dev").sentences[0].words == ("was",)
-    assert [has_split(tmp_path / "splits", split) for split in ("train", "dev", "test")] == [True, True, False]
+    assert [has_split(tmp_path / "splits", split, ReadOptions()) for split in ("train", "dev", "test")] == [
+        True,
+        True,
+        False,
+    ]
     (tmp_path / "plain" / "state.json").write_text("{}")
-    with pytest.raises(DataError, match="cannot be loaded"):
+    with pytest.raises(DataError, match="cannot load it"):
         read_sentences(tmp_path / "plain")
+
+
+def test_other_names_are_left_to_the_datasets_library(tmp_path, monkeypatch):
+    datasets = pytest.importorskip("datasets", reason="the optional package `datasets` is not installed")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    folder = tmp_path / "data"
+    folder.mkdir()
+    write(folder, "train.jsonl", '{"tokens": ["x"], "tags": ["B-X"]}\n')
+    assert pairs(folder, format="datasets") == [[("x", "B-X")]]
+    with pytest.raises(DataError, match="`datasets` cannot load it"):
+        pairs(tmp_path / "nothing", format="datasets")
+    with pytest.raises(DataError, match="is a file, not a folder"):
+        pairs(folder / "train.jsonl", format="datasets")
 
 
 def test_without_the_package_a_saved_data_set_is_refused_with_what_to_install(tmp_path, monkeypatch):

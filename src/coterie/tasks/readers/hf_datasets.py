@@ -1,4 +1,4 @@
-"""Data sets of the Hugging Face `datasets` library: a folder made by `save_to_disk`, or an object in memory."""
+"""Data sets of the Hugging Face `datasets` library: a saved folder, a name on the hub, or an object in memory."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,23 +17,30 @@ def is_datasets_folder(folder: Path) -> bool:
     return (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file()
 
 
-def load_folder(folder: Path) -> Rows | Mapping[str, Rows]:
-    """The data set in a folder, or its splits by name.
+def load_data_set(name: str) -> Rows | Mapping[str, Rows]:
+    """The data set, or its splits, in a folder made by `save_to_disk` or under a name that `datasets` knows.
+
+    A name on the hub is downloaded once, into the library's own cache.
 
     Raises:
         MissingPackageError: The package `datasets` is not installed.
-        DataError: The folder is damaged.
+        DataError: There is no such data set, it is damaged, or it cannot be fetched.
     """
     try:
         import datasets  # noqa: PLC0415 - an optional package
     except ImportError as error:
         raise MissingPackageError(
-            f"{folder}: reading it needs the package `datasets`", hint='pip install "coterie[datasets]"'
+            f"{name}: reading it needs the package `datasets`", hint='pip install "coterie[datasets]"'
         ) from error
+    load = datasets.load_from_disk if is_datasets_folder(Path(name)) else datasets.load_dataset
     try:
-        loaded: Rows | Mapping[str, Rows] = datasets.load_from_disk(str(folder))
-    except (OSError, ValueError, KeyError) as error:
-        raise DataError(f"{folder}: cannot be loaded: {error}", hint="save it again with `save_to_disk`") from error
+        loaded: Rows | Mapping[str, Rows] = load(name)
+    except (OSError, ValueError, KeyError, RuntimeError, datasets.exceptions.DatasetsError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise DataError(
+            f"{name}: `datasets` cannot load it: {reason}",
+            hint="check the name, or the folder that `save_to_disk` made",
+        ) from error
     return loaded
 
 
