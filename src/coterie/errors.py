@@ -36,8 +36,8 @@ class UsageError(CoterieError):
 class RecipeError(CoterieError):
     """A recipe file or an option has mistakes; all of them are in the message.
 
-    Each mistake stands on a line of its own with its line in the file or its flag, and the nearest known key. The recipe
-    reference lists every key with its range.
+    Each mistake stands on a line of its own with its line in the file or its flag, and the nearest known key. The
+    recipe reference lists every key with its range.
     """
 
     slug = "recipe"
@@ -103,8 +103,8 @@ class WorkerLostError(CoterieError):
 class JoinRefusedError(CoterieError):
     """A worker was not let in: wrong or used token, wrong certificate fingerprint, run already full.
 
-    Copy the whole link that the coordinator printed; each start of a run makes a new one. A wrong fingerprint means that
-    something between the two machines answers in the coordinator's place: do not go on.
+    Copy the whole link that the coordinator printed; each start of a run makes a new one. A wrong fingerprint means
+    that something between the two machines answers in the coordinator's place: do not go on.
     """
 
     slug = "join-refused"
@@ -146,8 +146,8 @@ class CheckpointError(CoterieError):
 class NonFiniteLossError(CoterieError):
     """The loss or the gradient norm became NaN or infinite; the message names step and rows.
 
-    The run stops and keeps the last good checkpoint. Usual causes: a learning rate that is too high, no warm-up, or broken
-    rows; the message says which rows were in the batch.
+    The run stops and keeps the last good checkpoint. Usual causes: a learning rate that is too high, no warm-up, or
+    broken rows; the message says which rows were in the batch.
     """
 
     slug = "non-finite-loss"
@@ -199,8 +199,8 @@ class MissingPackageError(CoterieError):
 class ScheduleError(CoterieError):
     """A schedule is incomplete, would deadlock, or pairs a backward with the wrong weights.
 
-    Schedules that this version makes are checked before they run, so this is a mistake in coterie: please report it with
-    the command and the recipe.
+    Schedules that this version makes are checked before they run, so this is a mistake in coterie: please report it
+    with the command and the recipe.
     """
 
     slug = "schedule"

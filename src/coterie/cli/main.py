@@ -57,9 +57,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         _never_fail_on_a_character(stream)
     logs.configure(verbose=verbose)
     try:
-        args = build_parser().parse(words)
-        code: int = args.run(args)
-        sys.stdout.flush()
+        try:
+            args = build_parser().parse(words)
+            code: int = args.run(args)
+        finally:
+            sys.stdout.flush()
     except BrokenPipeError:
         # The reader of our output (`| head`) has left. The interpreter's own last flush must not fail on it again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,0 +1,147 @@
+"""The rules of the house that no linter knows."""
+
+import ast
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from coterie.config.fields import recipe_fields
+
+ROOT = Path(__file__).parents[2]
+SOURCES = sorted((ROOT / "src" / "coterie").rglob("*.py"))
+PYTHON_FILES = [*SOURCES, *(ROOT / "scripts").glob("*.py"), *(ROOT / "benchmarks").glob("*.py")]
+FORBIDDEN_NAMES = {"utils", "util", "common", "core", "shared", "helpers", "helper", "manager", "misc"}
+HEAVY = ("torch", "transformers", "safetensors", "peft", "numpy", "matplotlib", "rich", "aiohttp", "cryptography")
+
+
+def name(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("path", PYTHON_FILES, ids=name)
+def test_a_file_has_a_docstring_and_at_most_400_lines(path):
+    text = path.read_text(encoding="utf-8")
+    assert ast.get_docstring(ast.parse(text)), "a module docstring says what the file is for"
+    assert text.count("\n") <= 400
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=name)
+def test_no_function_is_longer_than_50_lines(path):
+    long = []
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            body = node.body[1:] if ast.get_docstring(node) else node.body
+            lines = (body[-1].end_lineno or 0) - body[0].lineno + 1 if body else 0
+            if lines > 50:
+                long.append(f"{node.name}: {lines} lines")
+    assert not long
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=name)
+def test_a_file_is_named_after_a_concept(path):
+    assert not FORBIDDEN_NAMES & set(path.relative_to(ROOT / "src").with_suffix("").parts)
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=name)
+def test_nothing_unpickles_and_todos_name_an_issue(path):
+    text = path.read_text(encoding="utf-8")
+    assert not re.search(
+        r"\b(pickle|dill|cloudpickle|marshal)\.(loads?|dumps?|Unpickler|Pickler)\b|import shelve", text
+    )
+    assert not re.search(r"weights_only\s*=\s*False", text)
+    assert not re.search(r"#\s*(TODO|FIXME|XXX)\b(?!.*#\d+)", text)
+
+
+LINT_EXCEPTION = re.compile(r"# (?:noqa|type: ignore)[:\[](?P<codes>[A-Z0-9, a-z\-]*?)\]?(?:\s+--?\s+(?P<reason>.*))?$")
+
+
+@pytest.mark.parametrize("path", [*PYTHON_FILES, *(ROOT / "tests").rglob("*.py")], ids=name)
+def test_every_lint_exception_is_justified(path):
+    """By words after a dash; one reason serves for exceptions of the same rule within five lines."""
+    justified, bare = set(), []
+    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), start=1):
+        if found := LINT_EXCEPTION.search(line):
+            if found["reason"]:
+                justified |= {(found["codes"], number + offset) for offset in range(-5, 6)}
+            else:
+                bare.append((found["codes"], number))
+        else:
+            assert not re.search(r"# (noqa|type: ignore)\s*$", line), f"line {number}: names no rule"
+    assert [number for codes, number in bare if (codes, number) not in justified] == []
+
+
+def imported_modules(statement: str) -> set[str]:
+    program = f"{statement}\nimport sys\nprint(' '.join(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    return set(done.stdout.splitlines()[-1].split())
+
+
+def test_help_imports_nothing_heavy():
+    statement = "from coterie.cli.main import main\ntry:\n    main(['--help'])\nexcept SystemExit:\n    pass"
+    assert not {module.partition(".")[0] for module in imported_modules(statement)} & set(HEAVY)
+
+
+@pytest.mark.parametrize(
+    "package", ["cluster", "planner", "schedules", "profiles", "metrics", "transport", "jobs", "config"]
+)
+def test_deciding_needs_no_torch(package):
+    modules = [
+        ".".join(path.relative_to(ROOT / "src").with_suffix("").parts)
+        for path in SOURCES
+        if package in path.relative_to(ROOT / "src" / "coterie").parts and path.name != "__init__.py"
+    ]
+    imported = imported_modules("\n".join(f"import {module}" for module in modules))
+    assert not {module.partition(".")[0] for module in imported} & {"torch", "transformers", "safetensors", "peft"}
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows does not tell what a child process used")
+def test_help_answers_at_once():
+    """0.3 s of processor time on the machine this is aimed at; wall time would measure what else runs on it."""
+    import resource  # noqa: PLC0415 - does not exist on Windows
+
+    seconds = []
+    for _ in range(5):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run([sys.executable, "-m", "coterie", "--help"], capture_output=True, check=True, timeout=60)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        seconds.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    assert min(seconds) < 0.4
+
+
+def test_the_reference_pages_are_up_to_date():
+    script = ROOT / "scripts" / "make_reference.py"
+    done = subprocess.run(
+        [sys.executable, str(script), "--check"], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_every_recipe_key_is_used_by_a_program():
+    """A key that nothing reads would be a promise without effect."""
+    code = "\n".join(path.read_text(encoding="utf-8") for path in SOURCES if "config" not in path.parts)
+    unused = [field.key for field in recipe_fields() if not re.search(rf"\.{field.name}\b", code)]
+    # What the recipe's own properties pass on is read under the property's name.
+    passed_on = {"cluster.local_workers": "effective_local_workers", "cluster.host": "listen_host"}
+    assert [key for key in unused if not re.search(rf"\.{passed_on.get(key, '$')}\b", code)] == []
+
+
+def test_make_check_runs_the_linters_and_the_import_contracts():
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    check = makefile.partition("\ncheck:")[2].partition("\n\n")[0]
+    for command in ("ruff check", "ruff format --check", "mypy", "lint-imports"):
+        assert command in check
+    assert "exec make test" in (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+
+
+def test_every_folder_is_on_a_floor():
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"][
+        "contracts"
+    ]
+    floors = {part.strip() for layer in contracts[0]["layers"] for part in layer.split("|")}
+    package = ROOT / "src" / "coterie"
+    parts = {path.stem for path in package.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
+    assert parts - {"__init__", "__main__"} <= floors

@@ -1,0 +1,88 @@
+"""`coterie doctor` looks at the real machine; what is missing is made missing."""
+
+import argparse
+import json
+from importlib import metadata
+
+import pytest
+
+from coterie.cli import doctor
+from coterie.cli.main import main
+
+
+@pytest.fixture
+def findings(capsys):
+    """Runs the doctor and gives its findings by topic, with the exit code."""
+
+    def run() -> tuple[int, dict[str, dict[str, str]]]:
+        code = main(["doctor", "--json"])
+        shown = json.loads(capsys.readouterr().out)
+        return code, {finding["topic"]: finding for finding in shown["findings"]}
+
+    return run
+
+
+def test_a_machine_that_runs_these_tests_is_healthy(findings):
+    code, found = findings()
+    assert code == 0
+    assert found["packages"]["state"] == "ok"
+    assert f"torch {metadata.version('torch')}" in found["packages"]["found"]
+    assert "cpu" in found["compute devices"]["found"]
+    assert found["memory"]["found"].startswith("a worker may use ")
+
+
+def test_the_text_has_one_line_per_finding_and_a_verdict(capsys):
+    assert main(["doctor"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("coterie ")
+    assert lines[-1] == "This machine can run coterie."
+    assert any(line.split()[:2] == ["ok", "Python"] for line in lines)
+
+
+def test_a_missing_package_is_a_problem_with_the_command_that_installs_it(findings, monkeypatch):
+    monkeypatch.setattr(doctor, "_REQUIRED", ("msgspec", "no-such-package"))
+    code, found = findings()
+    assert code == 1
+    assert found["packages"] == {
+        "topic": "packages",
+        "state": "problem",
+        "found": "missing: no-such-package",
+        "advice": "pip install no-such-package",
+    }
+
+
+def test_a_missing_optional_package_is_a_note_only(findings, monkeypatch):
+    monkeypatch.setattr(doctor, "_OPTIONAL", {"no-such-package": "does wonders"})
+    code, found = findings()
+    assert code == 0
+    assert found["no-such-package (optional)"]["state"] == "note"
+    assert "does wonders" in found["no-such-package (optional)"]["found"]
+
+
+def test_a_cache_folder_that_cannot_be_written_is_a_problem(findings, monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("COTERIE_CACHE", str(tmp_path / "file"))
+    code, found = findings()
+    assert code == 1
+    assert found["cache folder"]["state"] == "problem"
+    assert "COTERIE_CACHE" in found["cache folder"]["advice"]
+
+
+def test_little_memory_is_noted(findings, monkeypatch):
+    monkeypatch.setattr(doctor, "_SMALL_BUDGET_BYTES", 1 << 60)
+    _, found = findings()
+    assert found["memory"]["state"] == "note"
+
+
+def test_a_limit_that_is_said_to_be_enforced_is_enforced(findings):
+    _, found = findings()
+    assert found["memory limits"]["state"] == ("ok" if doctor._limit_is_enforced() else "note")
+
+
+def test_an_unhealthy_machine_is_told_where_to_look(capsys, monkeypatch):
+    monkeypatch.setattr(doctor, "_REQUIRED", ("no-such-package",))
+    assert doctor.run(argparse.Namespace(json=False)) == 1
+    out = capsys.readouterr().out
+    assert "FAIL  packages" in out
+    assert "try: pip install no-such-package" in out
+    assert out.endswith("Something is missing: see the lines marked FAIL.\n")
