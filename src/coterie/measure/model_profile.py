@@ -1,7 +1,6 @@
 """What every unit of a model costs at a run's shapes: counted on fake tensors, without weights, in about a second."""
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 
 import msgspec
 import torch
@@ -10,9 +9,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from coterie.jobs.model_spec import ModelSpec
 from coterie.logs import get_logger
+from coterie.measure.fake_stage import build_fake_stage
 from coterie.measure.keys import model_profile_key
 from coterie.measure.stand_in_weights import StandInWeights
-from coterie.measure.unit_cost import StageCost, count_stage, example_inputs, run_forward
+from coterie.measure.unit_cost import count_flops, count_stage, example_inputs, run_forward, saved_bytes
 from coterie.models import Anatomy, StageModule, build_stage, describe
 from coterie.profiles.model_profile import AffineBytes, LayerProfile, ModelProfile
 
@@ -79,69 +79,61 @@ class _Counting:
         self._anatomy = describe(spec)
         self._memory_tokens = memory_tokens
         self._typical_tokens = typical_tokens
-        self._mode: AbstractContextManager[object] = FakeTensorMode() if fake else nullcontext()
-        self._weights = StandInWeights(spec)
+        self._mode = FakeTensorMode() if fake else None
 
     def all_units(self) -> list[_UnitCost]:
         """The cost of every unit, in order."""
-        with self._mode:
-            self._width, self._hidden_dtype = self._hidden_layout()
-            known: dict[str, _UnitCost] = {}
-            for unit, kind in enumerate(self._anatomy.unit_kinds):
-                if kind not in known:
-                    known[kind] = self._count(unit)
+        self._width, self._hidden_dtype = self._hidden_layout()
+        known: dict[str, _UnitCost] = {}
+        for unit, kind in enumerate(self._anatomy.unit_kinds):
+            if kind not in known:
+                known[kind] = self._count(unit)
         return [known[kind] for kind in self._anatomy.unit_kinds]
 
     def _count(self, unit: int) -> _UnitCost:
         stage = self._build(unit, unit + 1)
-        few, many = (self._run(stage, rows, self._memory_tokens) for rows in _ROWS)
-        typical = many
-        if self._typical_tokens != self._memory_tokens:
-            typical = self._run(stage, _ROWS[1], self._typical_tokens)
-        del stage
-        saved = _line(few, many, lambda cost: cost.saved)
-        marginal = self._saved_beside_its_like(unit, saved)
-        inputs = _line(few, many, lambda cost: cost.inputs)
+        with self._mode or nullcontext():
+            few, many = (count_stage(stage, *self._received(stage, rows)) for rows in _ROWS)
+            forward_flops, backward_flops = count_flops(stage, *self._received(stage, 1, self._typical_tokens))
+        masks = self._shared_with_its_like(unit, many.saved)
         return _UnitCost(
-            saved=marginal,
-            shared=AffineBytes(
-                fixed=inputs.fixed + saved.fixed - marginal.fixed,
-                per_row=inputs.per_row + saved.per_row - marginal.per_row,
-            ),
-            output=_line(few, many, lambda cost: cost.output),
-            transient=_line(few, many, lambda cost: cost.transient),
-            fresh_transient=_line(few, many, lambda cost: cost.fresh_transient),
-            forward_flops=typical.forward_flops / _ROWS[1],
-            backward_flops=typical.backward_flops / _ROWS[1],
+            saved=_line(few.saved - masks * _ROWS[0] // _ROWS[1], many.saved - masks),
+            shared=_line(few.inputs + masks * _ROWS[0] // _ROWS[1], many.inputs + masks),
+            output=_line(few.output, many.output),
+            transient=_line(few.transient, many.transient),
+            fresh_transient=_line(few.fresh_transient, many.fresh_transient),
+            forward_flops=float(forward_flops),
+            backward_flops=float(backward_flops),
         )
 
-    def _saved_beside_its_like(self, unit: int, alone: AffineBytes) -> AffineBytes:
-        """What one more block of this kind adds to a stage: what it saves without the masks that all blocks share."""
+    def _shared_with_its_like(self, unit: int, alone: int) -> int:
+        """Of what a block saves for the larger row count, the bytes that a block after it would share: masks."""
         kinds = self._anatomy.unit_kinds
-        if unit + 1 >= len(kinds) or kinds[unit] != kinds[unit + 1]:
-            return alone
+        if unit + 1 == len(kinds) or kinds[unit] != kinds[unit + 1]:
+            return 0
         pair = self._build(unit, unit + 2)
-        few, many = (self._run(pair, rows, self._memory_tokens) for rows in _ROWS)
-        both = _line(few, many, lambda cost: cost.saved)
-        return AffineBytes(fixed=both.fixed - alone.fixed, per_row=both.per_row - alone.per_row)
+        with self._mode or nullcontext():
+            return 2 * alone - saved_bytes(pair, *self._received(pair, _ROWS[1]))
 
-    def _run(self, stage: StageModule, rows: int, tokens: int) -> StageCost:
-        hidden = None if stage.is_first else self._hidden(rows, tokens)
-        return count_stage(stage, tokens=tokens, hidden=hidden, rows=rows)
+    def _received(
+        self, stage: StageModule, rows: int, tokens: int | None = None
+    ) -> tuple[dict[str, Tensor], Tensor | None]:
+        """What a stage is given: inputs and hidden states."""
+        tokens = tokens or self._memory_tokens
+        hidden = None if stage.is_first else torch.randn(rows, tokens, self._width).to(self._hidden_dtype)
+        return example_inputs(rows, tokens), hidden
 
     def _build(self, first_unit: int, stop_unit: int) -> StageModule:
-        stage = build_stage(self._spec, first_unit, stop_unit, self._weights)
-        stage.train()
-        return stage
+        if self._mode is not None:
+            return build_fake_stage(self._spec, first_unit, stop_unit, self._mode)
+        return build_stage(self._spec, first_unit, stop_unit, StandInWeights(self._spec))
 
     def _hidden_layout(self) -> tuple[int, torch.dtype]:
         """Width D and type of the hidden states between units."""
         embedding = self._build(0, 1)
-        output = run_forward(embedding, example_inputs(_ROWS[0], self._typical_tokens), None)
+        with self._mode or nullcontext():
+            output = run_forward(embedding, example_inputs(_ROWS[0], self._typical_tokens), None)
         return output.shape[-1], output.dtype
-
-    def _hidden(self, rows: int, tokens: int) -> Tensor:
-        return torch.randn(rows, tokens, self._width).to(self._hidden_dtype)
 
 
 def _layer(anatomy: Anatomy, unit: int, cost: _UnitCost) -> LayerProfile:
@@ -168,11 +160,10 @@ def _bytes_of(anatomy: Anatomy, names: tuple[str, ...]) -> int:
     return sum(_FLOAT32_BYTES * torch.Size(anatomy.shapes[name]).numel() for name in names)
 
 
-def _line(few: StageCost, many: StageCost, figure: Callable[[StageCost], int]) -> AffineBytes:
-    """The line through a figure at the two row counts; rounded so that it is never below the larger one."""
-    low, high = figure(few), figure(many)
-    per_row = max(-((low - high) // (_ROWS[1] - _ROWS[0])), 0)
-    return AffineBytes(fixed=max(low - per_row * _ROWS[0], 0), per_row=per_row)
+def _line(few: int, many: int) -> AffineBytes:
+    """The line through a figure at the two row counts, its slope rounded up."""
+    per_row = max(-((few - many) // (_ROWS[1] - _ROWS[0])), 0)
+    return AffineBytes(fixed=max(few - per_row * _ROWS[0], 0), per_row=per_row)
 
 
 def _most(options: list[AffineBytes]) -> AffineBytes:

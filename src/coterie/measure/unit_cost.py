@@ -5,8 +5,6 @@ why the meta device is not used for this: there, attention without dropout would
 saves the whole attention matrix.
 """
 
-from collections.abc import Iterable
-
 import msgspec
 import torch
 from torch import Tensor
@@ -32,7 +30,6 @@ class StageCost(msgspec.Struct, frozen=True, kw_only=True):
         transient: Most bytes alive at once in forward or backward beyond parameters, gradients, the stage's input, what
             is kept, and the output's gradient, where gradients are added to existing ones.
         fresh_transient: The same where there are no gradients yet; each counts in full from the start.
-        forward_flops, backward_flops: Multiply-adds x 2 of matrix products and attention.
     """
 
     saved: int
@@ -40,8 +37,6 @@ class StageCost(msgspec.Struct, frozen=True, kw_only=True):
     output: int
     transient: int
     fresh_transient: int
-    forward_flops: int
-    backward_flops: int
 
 
 def example_inputs(rows: int, tokens: int) -> dict[str, Tensor]:
@@ -75,62 +70,91 @@ def run_backward(output: Tensor, gradient: Tensor) -> None:
         torch.autograd.backward(output, gradient)
 
 
-def count_stage(stage: StageModule, *, tokens: int, hidden: Tensor | None, rows: int) -> StageCost:
-    """Run the stage forward and backward twice (with and without existing gradients) and count.
+def count_stage(stage: StageModule, inputs: dict[str, Tensor], hidden: Tensor | None) -> StageCost:
+    """Run the stage forward and backward twice, without existing gradients and with them, and count.
 
     Args:
         stage: On the CPU, its tensors real or, in a fake tensor mode, fake.
-        tokens: T.
+        inputs: See `example_inputs`.
         hidden: Input [B, T, D]; None for the first stage.
-        rows: B.
     """
-    inputs = example_inputs(rows, tokens)
-    fresh, kept, output, fresh_flops = _count_once(stage, inputs, hidden)
-    accumulated, _, _, _ = _count_once(stage, inputs, hidden)
-    for parameter in stage.trainable().values():
+    trained = stage.trainable().values()
+    for parameter in trained:
         parameter.grad = None
+    fresh = _count_once(stage, inputs, hidden)
+    accumulating = fresh
+    if any(parameter.grad is not None for parameter in trained):
+        accumulating = _count_once(stage, inputs, hidden)
     return StageCost(
-        saved=kept,
+        saved=fresh.saved,
         inputs=sum(tensor.nbytes for tensor in inputs.values()),
-        output=output,
-        transient=accumulated,
-        fresh_transient=fresh,
-        forward_flops=fresh_flops[0],
-        backward_flops=fresh_flops[1],
+        output=fresh.output,
+        transient=accumulating.transient,
+        fresh_transient=fresh.transient,
     )
 
 
-def _count_once(
-    stage: StageModule, inputs: dict[str, Tensor], hidden: Tensor | None
-) -> tuple[int, int, int, tuple[int, int]]:
-    """Transient, saved and output bytes, and the FLOPs of forward and backward."""
-    trained = list(stage.trainable().values())
-    missing_gradients = sum(parameter.nbytes for parameter in trained if parameter.grad is None)
-    existing = [*stage.module.parameters(), *stage.module.buffers(), *inputs.values()]
-    gradients = [parameter.grad for parameter in trained if parameter.grad is not None]
-    received = None if hidden is None else hidden.detach().requires_grad_(hidden.is_floating_point())
-    saved = SavedBytes(existing)
-    flops = FlopCounterMode(
+def saved_bytes(stage: StageModule, inputs: dict[str, Tensor], hidden: Tensor | None) -> int:
+    """What autograd keeps of one forward, in bytes, without parameters and `inputs`."""
+    saved = SavedBytes(_existing(stage, inputs))
+    with saved.hooks():
+        output = run_forward(stage, inputs, _received(hidden))
+    del output
+    return saved.total_bytes
+
+
+def count_flops(stage: StageModule, inputs: dict[str, Tensor], hidden: Tensor | None) -> tuple[int, int]:
+    """Multiply-adds x 2 of the matrix products and attention kernels of one forward, and of its backward."""
+    counter = FlopCounterMode(
         display=False, custom_mapping={_FORWARD_KERNEL: _attention_flops, _BACKWARD_KERNEL: _attention_backward_flops}
     )
-    with flops, LiveBytes() as live:
-        live.ignore(_present([*existing, *gradients, received]))
+    with counter:
+        output = run_forward(stage, inputs, _received(hidden))
+        forward_flops = counter.get_total_flops()
+        run_backward(output, torch.ones_like(output))
+    return forward_flops, counter.get_total_flops() - forward_flops
+
+
+class _Run(msgspec.Struct, frozen=True, kw_only=True):
+    """Bytes of one forward and backward, as in `StageCost`."""
+
+    saved: int
+    output: int
+    transient: int
+
+
+def _count_once(stage: StageModule, inputs: dict[str, Tensor], hidden: Tensor | None) -> _Run:
+    trained = list(stage.trainable().values())
+    missing_gradients = sum(parameter.nbytes for parameter in trained if parameter.grad is None)
+    gradients = [parameter.grad for parameter in trained if parameter.grad is not None]
+    existing = _existing(stage, inputs)
+    received = _received(hidden)
+    saved = SavedBytes(existing)
+    with LiveBytes() as live:
+        live.ignore([*existing, *gradients] if received is None else [*existing, *gradients, received])
         with saved.hooks():
             output = run_forward(stage, inputs, received)
         kept = saved.total_bytes
         saved.forget()
         forward_transient = live.peak_bytes - live.now_bytes
-        forward_flops = flops.get_total_flops()
         gradient = torch.ones_like(output)
         before = live.mark()
         run_backward(output, gradient)
         backward_transient = live.peak_bytes - before - missing_gradients
-    transient = max(forward_transient, backward_transient, 0)
-    return transient, kept, output.numel() * _FLOAT32_BYTES, (forward_flops, flops.get_total_flops() - forward_flops)
+    return _Run(
+        saved=kept,
+        output=output.numel() * _FLOAT32_BYTES,
+        transient=max(forward_transient, backward_transient, 0),
+    )
 
 
-def _present(tensors: Iterable[Tensor | None]) -> list[Tensor]:
-    return [tensor for tensor in tensors if tensor is not None]
+def _existing(stage: StageModule, inputs: dict[str, Tensor]) -> list[Tensor]:
+    return [*stage.module.parameters(), *stage.module.buffers(), *inputs.values()]
+
+
+def _received(hidden: Tensor | None) -> Tensor | None:
+    """A leaf of the graph, as the executor makes it of what arrives."""
+    return None if hidden is None else hidden.detach().requires_grad_()
 
 
 def _attention_flops(
