@@ -174,7 +174,7 @@ class RunSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     checkpoint_every: Annotated[
         int, Meta(ge=0, description="Optimizer steps between checkpoints; 0: at the end of each epoch only.")
     ] = 0
-    keep_checkpoints: Annotated[int, Meta(ge=1, description="Checkpoints kept; older ones are removed.")] = 2
+    keep_checkpoints: Annotated[int, Meta(ge=2, description="Checkpoints kept; older ones are removed.")] = 2
     resume: Annotated[bool, Meta(description="Continue the run in `output` from its last whole checkpoint.")] = False
     evaluate_every_epoch: Annotated[bool, Meta(description="Measure quality on `dev` after each epoch.")] = True
     tensorboard: Annotated[bool, Meta(description="Also write TensorBoard files into the run folder.")] = False

@@ -13,7 +13,7 @@ _WIDTH = 110
 
 
 def print_summary(summary: SummaryRecord, *, stream: TextIO | None = None) -> None:
-    """Print all tables of `summary`."""
+    """Print all tables of `summary`; `summary_line` is the sentence to put below them."""
     from rich.console import Console  # noqa: PLC0415 - rich loads only where something is displayed
 
     target = stream or sys.stdout
@@ -26,7 +26,6 @@ def print_summary(summary: SummaryRecord, *, stream: TextIO | None = None) -> No
         console.print(_quality(summary))
     for name, count in summary.counts.items():
         console.print(f"{name}: {count:,}", markup=False)
-    console.print(summary_line(summary), markup=False, soft_wrap=True)
 
 
 def summary_line(summary: SummaryRecord) -> str:
