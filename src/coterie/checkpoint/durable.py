@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from safetensors import SafetensorError
+
 from coterie.errors import StorageError
 from coterie.units import format_bytes
 
@@ -104,13 +106,13 @@ def settle(parent: Path, names: re.Pattern[str]) -> None:
     is about to write: to a reader, a `.partial` may be another process at work.
     """
     for path in sorted(parent.iterdir()):
-        ending = path.suffix
-        stem = path.name.split(".", 1)[0]
-        if ending not in {PARTIAL, REPLACED, REMOVING} or not names.fullmatch(stem):
+        stem = path
+        while stem.suffix in {PARTIAL, REPLACED, REMOVING}:
+            stem = stem.with_suffix("")
+        if stem == path or not names.fullmatch(stem.name):
             continue
-        final = path.with_name(stem)
-        if path.name == stem + REPLACED and not final.exists():
-            path.rename(final)
+        if path.suffix == REPLACED and not stem.exists():
+            path.rename(stem)
         else:
             remove_folder(path)
 
@@ -137,6 +139,11 @@ def storage_errors(folder: Path, needed_bytes: int) -> Iterator[None]:
         yield
     except ConnectionError:  # whoever sends the bytes is gone: no fault of the disk
         raise
+    except SafetensorError as error:  # its writer wraps what the system said into text
+        raise StorageError(
+            f"could not write in {folder}, where {format_bytes(_free_bytes(folder))} are free: {error}",
+            hint="free some space or choose another folder",
+        ) from error
     except OSError as error:
         if error.errno in _NO_ROOM:
             raise _too_full(folder, needed_bytes, _free_bytes(folder)) from error

@@ -80,9 +80,9 @@ class Checkpoint:
         unit_of = self.manifest.unit_of
         found: dict[str, Tensor] = {}
         for unit in sorted({unit_of[name] for name in names if name in unit_of}):
-            with safe_open(self.unit_path(unit), framework="pt") as file:
+            with _open_shard(self.unit_path(unit)) as file:
                 for name in (name for name in names if unit_of.get(name) == unit):
-                    found[name] = file.get_tensor(f"param/{name}").clone()
+                    found[name] = file.get_tensor(f"param/{name}")
         if len(found) < len(set(names)):
             self.read(names)  # raises, naming what is missing
         return found
@@ -97,17 +97,20 @@ class Checkpoint:
         # In the manifest's order, which is the order they were given in: optimizers number parameters by order.
         parameters: dict[str, Tensor] = {}
         optimizer_state: dict[str, dict[str, Tensor]] = {}
-        with safe_open(self.folder / shard.file, framework="pt") as file:
+        with _open_shard(self.folder / shard.file) as file:
             fields = _fields_by_name(file.keys())
             for name in shard.parameters:
                 if names is not None and name not in names:
                     continue
-                parameters[name] = file.get_tensor(f"param/{name}").clone()  # the original is a view of the file
+                parameters[name] = file.get_tensor(f"param/{name}")
                 if name in fields:
-                    optimizer_state[name] = {
-                        field: file.get_tensor(f"optim/{name}/{field}").clone() for field in fields[name]
-                    }
+                    optimizer_state[name] = {field: file.get_tensor(f"optim/{name}/{field}") for field in fields[name]}
         return parameters, optimizer_state
+
+
+def _open_shard(path: Path) -> safe_open:
+    """A shard, read piece by piece: a mapped file would count against a memory limit, and change under the reader."""
+    return safe_open(path, framework="pt", backend="pread")
 
 
 def _fields_by_name(keys: Iterable[str]) -> dict[str, list[str]]:

@@ -136,7 +136,7 @@ def found_in_file(path: Path) -> Found:
         ProtocolError: The file is not a well-formed safetensors file.
     """
     try:
-        with safe_open(path, framework="pt") as file:
+        with safe_open(path, framework="pt", backend="pread") as file:
             parts = {key: file.get_slice(key) for key in file.keys()}  # noqa: SIM118 - not a dict
             return {key: (part.get_dtype(), tuple(part.get_shape())) for key, part in parts.items()}
     except SafetensorError as error:

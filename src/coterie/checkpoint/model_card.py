@@ -1,0 +1,90 @@
+"""The README of an exported folder: what was trained, on what, how, and how to load it."""
+
+import msgspec
+
+from coterie import __version__
+from coterie.checkpoint.manifest import Manifest
+
+
+class CardFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What only the caller knows about the run.
+
+    Attributes:
+        data: What it was trained on, in words: a file, a data set's name.
+        task: Such as `token-classification`, as the Hugging Face hub names tasks.
+        metrics: Quality on which data, such as `{"test entity F1": 0.72}`.
+    """
+
+    data: str = ""
+    task: str = ""
+    metrics: dict[str, float] = {}
+
+
+_TASK_OF = {
+    "AutoModelForTokenClassification": "token-classification",
+    "AutoModelForSequenceClassification": "text-classification",
+    "AutoModelForCausalLM": "text-generation",
+}
+
+
+def model_card(manifest: Manifest, facts: CardFacts, *, base_name: str, adapter: bool) -> str:
+    """The Markdown text, with the header that the Hugging Face hub reads."""
+    terms = manifest.terms
+    task = facts.task or _TASK_OF.get(terms.model.auto_class, "")
+    header = ["---", f"base_model: {_quoted(base_name)}", f"library_name: {'peft' if adapter else 'transformers'}"]
+    if task:
+        header.append(f"pipeline_tag: {task}")
+    header += ["tags:", "- coterie", *(["- lora"] if terms.model.lora is not None else []), "---"]
+    optimizer = terms.optimizer
+    rows = [
+        ("base model", base_name),
+        ("trained on", facts.data or "not recorded"),
+        ("method", _method(manifest)),
+        ("optimizer steps", f"{manifest.global_step} of {terms.batch_rows} rows, {manifest.samples_seen} rows in all"),
+        ("optimizer", f"{optimizer.name}, learning rate {optimizer.learning_rate:g}, {optimizer.lr_schedule}"),
+        ("schedule", f"{terms.schedule}, {terms.micro_batches} micro-batches"),
+        ("seed", str(terms.seed)),
+        ("last loss", f"{manifest.loss_tail[-1]:.4f}" if manifest.loss_tail else "not recorded"),
+        *((name, f"{value:.4g}") for name, value in sorted(facts.metrics.items())),
+        ("written by", ", ".join([f"coterie {__version__}", *(f"{k} {v}" for k, v in manifest.libraries.items())])),
+    ]
+    table = ["| | |", "|---|---|", *(f"| {name} | {_cell(value)} |" for name, value in rows)]
+    usage = _adapter_usage(terms.model.auto_class, base_name) if adapter else _usage(terms.model.auto_class)
+    title = f"# {_cell(base_name.rstrip('/').rpartition('/')[2])}, fine-tuned"
+    return "\n".join([*header, "", title, "", *table, "", "```python", *usage, "```", ""])
+
+
+def _method(manifest: Manifest) -> str:
+    model = manifest.terms.model
+    if model.lora is not None:
+        return f"LoRA, rank {model.lora.rank}, alpha {model.lora.alpha}"
+    return f"full fine-tuning, {len(model.frozen)} parameters frozen" if model.frozen else "full fine-tuning"
+
+
+def _usage(auto_class: str) -> list[str]:
+    return [
+        f"from transformers import {auto_class}, AutoTokenizer",
+        "",
+        f'model = {auto_class}.from_pretrained("path/to/this/folder")',
+        'tokenizer = AutoTokenizer.from_pretrained("path/to/this/folder")',
+    ]
+
+
+def _adapter_usage(auto_class: str, base_name: str) -> list[str]:
+    return [
+        "from peft import PeftModel",
+        f"from transformers import AutoConfig, {auto_class}, AutoTokenizer",
+        "",
+        'folder = "path/to/this/folder"',
+        f"base = {auto_class}.from_pretrained({base_name!r}, config=AutoConfig.from_pretrained(folder))",
+        "model = PeftModel.from_pretrained(base, folder)",
+        "tokenizer = AutoTokenizer.from_pretrained(folder)",
+    ]
+
+
+def _quoted(text: str) -> str:
+    return msgspec.json.encode(text).decode()  # a JSON string is a YAML string
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
