@@ -92,6 +92,7 @@ async def _dial(host: str, join: JoinLink, limits: Limits, timeout_s: float) -> 
             ssl=client_context(),
             ssl_handshake_timeout=timeout_s,
             ssl_shutdown_timeout=2.0,
+            happy_eyeballs_delay=0.25,  # a name with a dead IPv6 address must not eat the whole time
         )
     connection = transport.get_extra_info("ssl_object")
     assert isinstance(connection, ssl.SSLObject)

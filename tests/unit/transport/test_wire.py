@@ -4,7 +4,7 @@ import tracemalloc
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from coterie.errors import ProtocolError, VersionMismatchError
@@ -68,7 +68,6 @@ def test_frames_survive_any_chunking(shapes: list[tuple[int, ...]], body: bytes,
         assert [bytes(buffer) for buffer in frame.buffers] == [bytes(flat_view(buffer)) for buffer in sent.buffers]
 
 
-@settings(max_examples=300)
 @given(data=st.binary(max_size=400), sizes=st.lists(st.integers(1, 50), max_size=30), valid_start=st.booleans())
 def test_arbitrary_bytes_are_refused_and_never_crash(data: bytes, sizes: list[int], *, valid_start: bool) -> None:
     if valid_start:
@@ -82,7 +81,6 @@ def test_arbitrary_bytes_are_refused_and_never_crash(data: bytes, sizes: list[in
         check_header(frame.header, frame.payload_bytes, SMALL)
 
 
-@settings(max_examples=300)
 @given(
     flips=st.lists(st.tuples(st.integers(0, 400), st.integers(0, 255)), min_size=1, max_size=6),
     sizes=st.lists(st.integers(1, 90), max_size=30),

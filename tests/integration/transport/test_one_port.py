@@ -1,0 +1,416 @@
+"""The server's one port: HTTP and frames side by side, who is let in, and how it goes away."""
+
+import asyncio
+import contextlib
+import socket
+import ssl
+import stat
+from collections.abc import Awaitable, Callable
+
+import pytest
+from aiohttp import ClientSession, Fingerprint, web
+
+from coterie.errors import JoinRefusedError, NetworkError, ProtocolError, VersionMismatchError
+from coterie.transport import server as server_module
+from coterie.transport.certificates import client_context, make_identity
+from coterie.transport.connect import connect, connect_unix
+from coterie.transport.frame import Frame, FrameHeader
+from coterie.transport.join_link import JoinLink
+from coterie.transport.server import FrameServer, PeerInfo, ServedLink
+from coterie.transport.socket_options import KEEPALIVE_IDLE_S
+
+NOT_SENT = "a-token-that-no-test-sends"
+
+
+def run(test: Callable[[], Awaitable[None]]) -> None:
+    async def bounded() -> None:
+        async with asyncio.timeout(30):
+            await test()
+
+    asyncio.run(bounded())
+
+
+def join_of(server: FrameServer, *hosts: str, fingerprint: str = "") -> JoinLink:
+    return JoinLink(
+        hosts=hosts or ("127.0.0.1",), port=server.port, fingerprint=fingerprint or server.fingerprint, token=NOT_SENT
+    )
+
+
+async def echo(link: ServedLink, _: PeerInfo) -> None:
+    link.accept()
+    while True:
+        await link.send(await link.receive())
+
+
+def hello_app() -> web.Application:
+    async def hello(_: web.Request) -> web.Response:
+        return web.Response(text="hello")
+
+    app = web.Application()
+    app.router.add_get("/", hello)
+    return app
+
+
+def test_http_and_frames_share_the_port_at_the_same_time() -> None:
+    async def test() -> None:
+        server = FrameServer(echo, app=hello_app())
+        await server.start("127.0.0.1")
+        link = await connect(join_of(server))
+        async with ClientSession() as session:
+            for step in range(3):
+                await link.send(Frame(FrameHeader(kind="x", step=step)))
+                async with session.get(f"https://127.0.0.1:{server.port}/", ssl=False) as response:
+                    assert await response.text() == "hello"
+                assert (await link.receive()).header.step == step
+            pin = bytes.fromhex(server.fingerprint)
+            async with session.get(f"https://127.0.0.1:{server.port}/", ssl=Fingerprint(pin)) as response:
+                assert response.status == 200
+        await link.close()
+        await server.close()
+
+    run(test)
+
+
+def test_a_server_without_pages_closes_http_connections_and_serves_frames() -> None:
+    async def test() -> None:
+        server = FrameServer(echo)
+        await server.start("127.0.0.1")
+        context = client_context()
+        context.set_alpn_protocols(["http/1.1"])
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port, ssl=context)
+        with contextlib.suppress(ConnectionError):
+            assert await reader.read() == b""
+        writer.close()
+        link = await connect(join_of(server))
+        await link.send(Frame(FrameHeader(kind="x")))
+        await link.receive()
+        await link.close()
+        await server.close()
+
+    run(test)
+
+
+def test_a_peer_that_does_not_speak_tls_gets_nothing_and_disturbs_nobody() -> None:
+    async def test() -> None:
+        server = FrameServer(echo)
+        await server.start("127.0.0.1")
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(b"GET / HTTP/1.1\r\n\r\n" + bytes(1000))
+        with contextlib.suppress(ConnectionError):
+            assert b"HTTP" not in await reader.read()
+        writer.close()
+        link = await connect(join_of(server))
+        await link.send(Frame(FrameHeader(kind="x")))
+        await link.receive()
+        await link.close()
+        await server.close()
+
+    run(test)
+
+
+def test_a_link_that_is_not_accepted_in_time_is_dropped() -> None:
+    async def test() -> None:
+        errors: list[str] = []
+
+        async def never_accept(link: ServedLink, _: PeerInfo) -> None:
+            try:
+                await link.receive()
+            except NetworkError as error:
+                errors.append(error.message)
+
+        server = FrameServer(never_accept, accept_timeout_s=0.05)
+        await server.start("127.0.0.1")
+        link = await connect(join_of(server))
+        with pytest.raises(NetworkError):
+            await link.receive()
+        assert errors == ["the peer was not let in within 0.05 s"]
+        await link.close()
+        await server.close()
+
+    run(test)
+
+
+def test_an_accepted_link_outlives_that_time() -> None:
+    async def test() -> None:
+        server = FrameServer(echo, accept_timeout_s=0.05)
+        await server.start("127.0.0.1")
+        link = await connect(join_of(server))
+        await asyncio.sleep(0.15)
+        await link.send(Frame(FrameHeader(kind="x", step=4)))
+        assert (await link.receive()).header.step == 4
+        await link.close()
+        await server.close()
+
+    run(test)
+
+
+def test_before_it_is_accepted_a_peer_can_send_a_hello_and_nothing_large() -> None:
+    async def test() -> None:
+        outcomes: asyncio.Queue[object] = asyncio.Queue()
+
+        async def hello_only(link: ServedLink, _: PeerInfo) -> None:
+            try:
+                while True:
+                    outcomes.put_nowait((await link.receive()).header.kind)
+            except ProtocolError as error:
+                outcomes.put_nowait(error)
+
+        server = FrameServer(hello_only)
+        await server.start("127.0.0.1")
+        link = await connect(join_of(server))
+        await link.send(Frame(FrameHeader(kind="hello", body=bytes(1000))))
+        assert await outcomes.get() == "hello"
+        await link.send(Frame(FrameHeader(kind="flood", body=bytes(100_000))))
+        error = await outcomes.get()
+        assert isinstance(error, ProtocolError)
+        assert "64.0 KiB are allowed here" in error.message
+        await link.close()
+        await server.close()
+
+    run(test)
+
+
+def test_further_peers_are_dropped_while_too_many_wait_to_be_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "MAX_WAITING_LINKS", 2)
+
+    async def test() -> None:
+        async def wait_forever(link: ServedLink, _: PeerInfo) -> None:
+            await link.receive()
+
+        server = FrameServer(wait_forever)
+        await server.start("127.0.0.1")
+        waiting = [await connect(join_of(server)) for _ in range(2)]
+        extra = await connect(join_of(server))
+        with pytest.raises(NetworkError):
+            await extra.receive()
+        assert not any(link.is_closed for link in waiting)
+        for link in (*waiting, extra):
+            await link.close()
+        await server.close()
+
+    run(test)
+
+
+def test_closing_frees_the_port_at_once_though_peers_are_still_connected() -> None:
+    async def test() -> None:
+        port = 0
+        for _ in range(3):
+            server = FrameServer(echo, app=hello_app())
+            await server.start("127.0.0.1", port)
+            port = server.port
+            link = await connect(join_of(server))
+            async with ClientSession() as session:
+                async with session.get(f"https://127.0.0.1:{port}/", ssl=False) as response:
+                    await response.text()
+                begin = asyncio.get_running_loop().time()
+                await server.close()
+                assert asyncio.get_running_loop().time() - begin < 3
+            with pytest.raises(NetworkError):
+                await link.receive()
+            await link.close()
+            await server.close()
+
+    run(test)
+
+
+def test_a_taken_port_is_named_with_a_hint() -> None:
+    async def test() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            port = taken.getsockname()[1]
+            server = FrameServer(echo)
+            with pytest.raises(NetworkError, match=f"127.0.0.1 port {port}") as caught:
+                await server.start("127.0.0.1", port)
+            assert "another port" in caught.value.hint
+
+    run(test)
+
+
+def test_an_address_of_another_machine_cannot_be_listened_on() -> None:
+    async def test() -> None:
+        with pytest.raises(NetworkError, match=r"192\.0\.2\.77"):
+            await FrameServer(echo).start("192.0.2.77")
+
+    run(test)
+
+
+def test_without_a_host_one_port_serves_ipv4_and_if_there_is_any_ipv6() -> None:
+    async def test() -> None:
+        peers: list[PeerInfo] = []
+
+        async def note(link: ServedLink, peer: PeerInfo) -> None:
+            peers.append(peer)
+            await echo(link, peer)
+
+        server = FrameServer(note)
+        await server.start()
+        hosts = ["127.0.0.1"] + (["::1"] if socket.has_dualstack_ipv6() else [])
+        for host in hosts:
+            link = await connect(join_of(server, host))
+            await link.send(Frame(FrameHeader(kind="x")))
+            await link.receive()
+            await link.close()
+        assert [peer.address for peer in peers] == hosts
+        assert {peer.carrier for peer in peers} == {"tls"}
+        await server.close()
+
+    run(test)
+
+
+@pytest.mark.skipif(not hasattr(socket, "AF_UNIX"), reason="this platform has no Unix sockets")
+def test_the_unix_socket_lies_in_a_private_folder_that_goes_away() -> None:
+    async def test() -> None:
+        server = FrameServer(echo)
+        await server.start("127.0.0.1")
+        path = server.unix_path
+        assert path is not None
+        assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+        link = await connect_unix(path)
+        await link.close()
+        await server.close()
+        assert not path.parent.exists()
+        with pytest.raises(NetworkError, match="no listener"):
+            await connect_unix(path)
+
+    run(test)
+
+
+def test_an_error_of_the_handler_closes_its_link() -> None:
+    async def test() -> None:
+        async def refuse(_link: ServedLink, _peer: PeerInfo) -> None:
+            raise JoinRefusedError("no")
+
+        server = FrameServer(refuse)
+        await server.start("127.0.0.1")
+        link = await connect(join_of(server))
+        with pytest.raises(NetworkError):
+            await link.receive()
+        await link.close()
+        await server.close()
+
+    run(test)
+
+
+# ---- dialling
+
+
+def test_candidates_that_do_not_answer_or_refuse_are_passed_over() -> None:
+    async def test() -> None:
+        server = FrameServer(echo)
+        await server.start("127.0.0.1")
+        join = join_of(server, "127.0.0.9", "no-such-host.invalid", "127.0.0.1")
+        link = await connect(join, timeout_s=5)
+        await link.send(Frame(FrameHeader(kind="x", step=2)))
+        assert (await link.receive()).header.step == 2
+        await link.close()
+        await server.close()
+
+    run(test)
+
+
+def test_a_candidate_that_accepts_and_stays_silent_is_given_up_after_the_timeout() -> None:
+    async def test() -> None:
+        server = FrameServer(echo)
+        await server.start("127.0.0.1")
+        with socket.create_server(("127.0.0.8", server.port)):
+            link = await connect(join_of(server, "127.0.0.8", "127.0.0.1"), timeout_s=0.5)
+        await link.close()
+        await server.close()
+
+    run(test)
+
+
+def test_another_coordinator_at_the_address_is_refused_unless_a_later_candidate_is_the_right_one() -> None:
+    async def test() -> None:
+        right, impostor = FrameServer(echo), FrameServer(echo)
+        await right.start("127.0.0.1")
+        await impostor.start("127.0.0.7", right.port)
+        link = await connect(join_of(right, "127.0.0.7", "127.0.0.1"))
+        await link.close()
+        with pytest.raises(JoinRefusedError, match="shows a certificate"):
+            await connect(join_of(right, "127.0.0.7"))
+        with pytest.raises(JoinRefusedError):
+            await connect(join_of(right, fingerprint=make_identity().fingerprint))
+        await right.close()
+        await impostor.close()
+
+    run(test)
+
+
+def test_nothing_is_sent_to_a_server_with_the_wrong_certificate() -> None:
+    async def test() -> None:
+        received: list[int] = []
+
+        async def note(link: ServedLink, _: PeerInfo) -> None:
+            try:
+                await link.receive()
+            finally:
+                received.append(link.bytes_received)
+
+        server = FrameServer(note)
+        await server.start("127.0.0.1")
+        with pytest.raises(JoinRefusedError):
+            await connect(join_of(server, fingerprint=make_identity().fingerprint))
+        while not received:
+            await asyncio.sleep(0.01)
+        assert received == [0]
+        await server.close()
+
+    run(test)
+
+
+def test_when_nobody_answers_the_message_says_what_each_address_did() -> None:
+    async def test() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        join = JoinLink(hosts=("127.0.0.1", "no-such-host.invalid"), port=port, fingerprint="0" * 64, token=NOT_SENT)
+        with pytest.raises(NetworkError, match=r"2 address\(es\): 127\.0\.0\.1: .*; no-such-host\.invalid: ") as caught:
+            await connect(join)
+        assert NOT_SENT not in caught.value.message
+        assert "firewall" in caught.value.hint
+
+    run(test)
+
+
+def test_a_server_of_another_protocol_version_is_named_as_such() -> None:
+    async def test() -> None:
+        identity = make_identity()
+        context = server_module.server_context(identity)
+        context.set_alpn_protocols(["coterie/2"])
+
+        async def ignore(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.close()
+
+        listener = await asyncio.start_server(ignore, "127.0.0.1", 0, ssl=context)
+        port = listener.sockets[0].getsockname()[1]
+        join = JoinLink(hosts=("127.0.0.1",), port=port, fingerprint=identity.fingerprint, token=NOT_SENT)
+        with pytest.raises(VersionMismatchError, match="coterie/1"):
+            await connect(join)
+        listener.close()
+
+    run(test)
+
+
+def test_links_over_tcp_notice_a_dead_peer_by_keepalive() -> None:
+    async def test() -> None:
+        served: list[ServedLink] = []
+
+        async def note(link: ServedLink, _: PeerInfo) -> None:
+            served.append(link)
+            await echo(link, _)
+
+        server = FrameServer(note)
+        await server.start("127.0.0.1")
+        link = await connect(join_of(server))
+        await link.send(Frame(FrameHeader(kind="x")))
+        await link.receive()
+        for end in (link, served[0]):
+            assert end._transport is not None
+            sock = end._transport.get_extra_info("socket")
+            assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+            if hasattr(socket, "TCP_KEEPIDLE"):
+                assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == KEEPALIVE_IDLE_S
+            assert isinstance(end._transport.get_extra_info("ssl_object"), ssl.SSLObject)
+        await link.close()
+        await server.close()
+
+    run(test)
