@@ -11,12 +11,14 @@ import msgspec
 from msgspec import Meta
 
 from coterie.jobs.model_spec import TrainableMethod
-from coterie.planner.plan import Allocator, Objective
 from coterie.profiles.cluster_profile import DeviceType
 from coterie.units import parse_bytes
 
 TaskName = Literal["token-classification"]
 DataFormat = Literal["auto", "conll", "jsonl", "csv", "datasets"]
+# The planner's own names, spelled out (a test holds them equal): importing the planner would load numpy for `--help`.
+Objective = Literal["time", "memory"]
+Allocator = Literal["auto", "default", "tight"]
 ComputeDtype = Literal["float32", "bfloat16"]
 TrainSchedule = Literal["flush", "gpipe", "stash", "2bw"]
 
@@ -151,7 +153,7 @@ class PlanSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         bool, Meta(description="Allow fp16 and int8 on slow links. Off, a run is exact: links carry float32.")
     ] = False
     allocator: Annotated[
-        Allocator | Literal["auto"],
+        Allocator,
         Meta(description="`tight` gives freed memory back at once: lower peaks for some CPU time. Linux with glibc."),
     ] = "auto"
     min_workers: Annotated[int, Meta(ge=1, description="Use at least this many devices.")] = 1

@@ -40,7 +40,7 @@ def test_help_shows_description_choices_and_default(parser):
     text = " ".join(parser.format_help().split())
     assert "--schedule {flush,gpipe,stash,2bw}" in text
     assert "Rows (sentences) per optimizer step. Default: 16." in text
-    assert "--allocator {default,tight,auto}" in text
+    assert "--allocator {auto,default,tight}" in text
 
 
 def test_sections_can_be_chosen():

@@ -1,5 +1,6 @@
 """Reading recipes: good ones give their values, bad ones all their mistakes with lines."""
 
+import typing
 from pathlib import Path
 
 import msgspec
@@ -8,8 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coterie.config import LocalWorker, Recipe, load_recipe, recipe_to_toml
+from coterie.config import recipe as recipe_module
 from coterie.config.fields import recipe_fields
 from coterie.errors import RecipeError
+from coterie.planner import plan
+from coterie.schedules.actions import ScheduleKind
 
 MINIMAL = {"model": "folder/minilm", "train": "train.txt"}
 
@@ -275,6 +279,12 @@ def test_no_field_name_is_another_fields_flag():
     for field in recipe_fields():
         for name in {field.name, field.flag.removeprefix("--")}:
             assert owners.setdefault(name, field.key) == field.key
+
+
+def test_choices_are_those_of_the_floors_below():
+    assert set(typing.get_args(recipe_module.Objective)) == set(typing.get_args(plan.Objective))
+    assert set(typing.get_args(recipe_module.Allocator)) == {"auto", *typing.get_args(plan.Allocator)}
+    assert set(typing.get_args(recipe_module.TrainSchedule)) == set(typing.get_args(ScheduleKind)) - {"forward"}
 
 
 def test_every_default_passes_its_own_range():
