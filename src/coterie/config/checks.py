@@ -115,7 +115,8 @@ def _local_workers(recipe: Recipe) -> Iterator[Contradiction]:
         path = f"cluster.local_workers[{index}]"
         if worker.memory is not None:
             try:
-                parse_bytes(worker.memory)
+                if parse_bytes(worker.memory) == 0:
+                    yield Contradiction(key=f"{path}.memory", text="is 0; leave it out for no limit")
             except ValueError as error:
                 yield Contradiction(key=f"{path}.memory", text=f"is wrong: {error}")
         if worker.name is not None and worker.name in names:

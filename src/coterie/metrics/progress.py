@@ -144,8 +144,9 @@ class ProgressDisplay:
         match record:
             case EvaluationRecord():
                 self.print(evaluation_line(record))
-            case FaultRecord():
-                self.print(f"{record.worker or 'run'}: {record.message}")
+            case FaultRecord(worker=worker) if worker:
+                # A fault without a worker ends the run; whoever called says so, once.
+                self.print(f"{worker}: {record.message}")
             case StepRecord() if self._live is None:
                 self._plain_step()
             case _:

@@ -206,6 +206,7 @@ class TestContradictions:
             ({"cuts": [2, 3], "workers": 2}, "makes 3 stages, but only 2 workers"),
             ({"workers": 1, "local_workers": ["", ""]}, "but 2 local workers are given"),
             ({"local_workers": ["memory=lots"]}, "'lots' is not a size"),
+            ({"local_workers": ["memory=0"]}, "leave it out for no limit"),
             ({"local_workers": ["name=a", "name=a"]}, "another worker is called already"),
             ({"heartbeat_s": 5.0, "heartbeat_timeout_s": 5.0}, "every worker would count as lost"),
         ],

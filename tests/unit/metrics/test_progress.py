@@ -80,13 +80,14 @@ def test_outside_a_terminal_there_is_a_line_now_and_then_and_one_at_the_end():
     assert "\x1b" not in out.getvalue()
 
 
-def test_evaluations_and_faults_are_printed():
+def test_evaluations_and_faults_of_a_worker_are_printed():
     out = io.StringIO()
     display = ProgressDisplay(9, stream=out)
     display.write(
         EvaluationRecord(split="dev", step=5, epoch=1, loss=0.4, metrics={"f1": 0.456}, main_metric="f1", seconds=2.0)
     )
     display.write(FaultRecord(slug="worker-lost", message="gone for 30 s", worker="phone"))
+    display.write(FaultRecord(slug="storage", message="the disk is full"))
     assert out.getvalue().splitlines() == ["dev after epoch 1: f1 45.6%  loss 0.4000  (2 s)", "phone: gone for 30 s"]
 
 
