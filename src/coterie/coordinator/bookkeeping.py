@@ -22,6 +22,7 @@ from coterie.metrics.records import (
     SummaryRecord,
     WorkerStep,
 )
+from coterie.planner import name_units
 from coterie.planner.plan import Plan, StageAssignment
 
 
@@ -131,7 +132,7 @@ class Bookkeeper:
         return DeviceSummary(
             worker=stage.worker,
             device_name=stage.device_name,
-            units=name_units(stage, self._plan.units),
+            units=name_units(stage.first_unit, stage.stop_unit, self._plan.units),
             predicted_peak_bytes=stage.memory.total,
             measured_peak_bytes=self._peaks.get(stage.worker, 0),
             limit_bytes=stage.memory_limit,
@@ -160,17 +161,6 @@ class Bookkeeper:
             "training rows without a label skipped": summary.skipped_rows,
         }
         return {name: count for name, count in counts.items() if count}
-
-
-def name_units(stage: StageAssignment, units: int) -> str:
-    """What a stage holds, for people: `embedding, blocks 0-2`."""
-    parts = ["embedding"] if stage.first_unit == 0 else []
-    first, last = max(stage.first_unit, 1) - 1, min(stage.stop_unit, units - 1) - 2
-    if first <= last:
-        parts.append(f"block {first}" if first == last else f"blocks {first}-{last}")
-    if stage.stop_unit == units:
-        parts.append("output layer")
-    return ", ".join(parts)
 
 
 def summary_json(summary: SummaryRecord) -> bytes:

@@ -22,7 +22,7 @@ async def predict_split(trainer: Trainer, job: Job, split: str) -> tuple[dict[in
     Raises:
         ProtocolError: The last stage sent predictions of another shape.
     """
-    feeder = EvaluationFeeder(job, split)
+    feeder = EvaluationFeeder(job, split, trainer.plan.micro_batches)
     predicted: dict[int, IntArray] = {}
 
     def take(step: int, frame: Frame) -> None:
@@ -46,14 +46,16 @@ async def evaluate_split(trainer: Trainer, job: Job, split: str, step: int, cloc
     metric = job.task.metric()
     for row in range(len(data.rows)):
         metric.add(data.examples[row], data.rows[row], predicted[row])
-    tokens = EvaluationFeeder(job, split).loss_tokens
+    tokens = data.summary.loss_tokens
+    figures = metric.result()
     return EvaluationRecord(
         split=split,
         step=step,
         epoch=-(-step // job.steps_per_epoch),
         loss=loss_sum / tokens if tokens else None,
-        metrics=metric.result(),
+        metrics={name: figures[name] for name in job.task.shares},
         main_metric=job.task.main_metric,
         seconds=clock.now() - start_s,
         report=metric.report(),
+        details={name: figure for name, figure in figures.items() if name not in job.task.shares},
     )

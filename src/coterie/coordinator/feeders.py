@@ -11,8 +11,8 @@ from coterie.tasks.batches import StepRows, plan_steps
 from coterie.tasks.collate import collate
 from coterie.tasks.examples import EncodedExample
 
-EVALUATION_ROWS = 8
-"""Rows of an evaluation micro-batch at most; sorted by length, they hold little padding."""
+MOST_EVALUATION_ROWS = 32
+"""Rows of an evaluation micro-batch at most: more gain nothing, and fewer stages would be busy at once."""
 
 
 class TrainingFeeder:
@@ -45,25 +45,23 @@ class TrainingFeeder:
 
 
 class EvaluationFeeder:
-    """Micro-batches of one split, longest rows first, each a step of its own."""
+    """Micro-batches of one split, longest rows first, each a step of its own.
 
-    def __init__(self, job: Job, split: str) -> None:
+    None has more padded tokens than the longest of training's: what the plan found to fit forward and backward fits
+    forward alone.
+    """
+
+    def __init__(self, job: Job, split: str, micro_batches: int) -> None:
         self._job = job
         self._rows = job.splits[split].rows
         order = np.argsort(-job.splits[split].lengths, kind="stable").tolist()
-        self._parts: list[list[int]] = [
-            order[start : start + EVALUATION_ROWS] for start in range(0, len(order), EVALUATION_ROWS)
-        ]
+        rows = -(-job.recipe.train.batch_rows // micro_batches)
+        self._parts = _by_tokens(order, self._rows, rows * job.model_profile.memory_tokens)
 
     @property
     def steps(self) -> int:
         """How many micro-batches."""
         return len(self._parts)
-
-    @property
-    def loss_tokens(self) -> int:
-        """Labelled tokens of the whole split."""
-        return sum(self._job.task.count_loss_tokens(row.labels) for row in self._rows)
 
     def rows(self, step: int) -> list[int]:
         """Indices of the rows in a micro-batch."""
@@ -74,6 +72,17 @@ class EvaluationFeeder:
         part = [self._rows[row] for row in self._parts[step]]
         count = sum(self._job.task.count_loss_tokens(row.labels) for row in part)
         return (_fed(self._job, part, count, count, 0),)
+
+
+def _by_tokens(order: Sequence[int], rows: Sequence[EncodedExample], most_tokens: int) -> list[list[int]]:
+    """Row indices, longest first, in parts of at most `most_tokens` padded tokens; at least one row each."""
+    parts: list[list[int]] = []
+    start = 0
+    while start < len(order):
+        count = min(max(most_tokens // rows[order[start]].tokens, 1), MOST_EVALUATION_ROWS)
+        parts.append(list(order[start : start + count]))
+        start += count
+    return parts
 
 
 def _fed(job: Job, rows: Sequence[EncodedExample], loss_tokens: int, step_tokens: int, seen: int) -> FedMicroBatch:

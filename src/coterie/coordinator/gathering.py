@@ -24,7 +24,8 @@ async def measure_cluster(
     Raises:
         CoterieError: A worker failed or left.
     """
-    joined = list(members.by_id.values())
+    # In the order of their names: who dials first must not decide which device gets which of the recipe's own cuts.
+    joined = sorted(members.by_id.values(), key=lambda member: member.hello.name)
     devices: list[DeviceProfile] = []
     for member in joined:
         observer.notice(f"measuring {member.hello.name}")

@@ -2,10 +2,8 @@
 
 from coterie.config.recipe import Recipe
 from coterie.coordinator.job import Job
-from coterie.planner.explain import explain
+from coterie.planner import FixedStage, PlanRequest, explain, make_plan
 from coterie.planner.plan import Codec, Plan
-from coterie.planner.request import FixedStage, PlanRequest
-from coterie.planner.search import make_plan
 from coterie.profiles.cluster_profile import ClusterProfile
 
 
@@ -33,7 +31,7 @@ def plan_request(job: Job, cluster: ClusterProfile, *, micro_batches: int | None
         micro_batches=micro_batches or recipe.train.micro_batches,
         optimizer_state_copies=job.optimizer.state_copies,
         codecs=codecs,
-        recompute=recipe.train.recompute,
+        allow_recompute=recipe.train.recompute != "off",
         allocator=recipe.plan.allocator,
         min_stages=recipe.plan.min_workers,
         max_stages=recipe.plan.max_workers,

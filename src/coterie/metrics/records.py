@@ -96,6 +96,7 @@ class EvaluationRecord(Record, frozen=True, kw_only=True):
         epoch: Epochs done.
         loss: Mean loss over its loss tokens.
         metrics: By name, such as `f1`, each 0 to 1; `main_metric` names the one to show first.
+        details: Further figures: counts, and figures per label.
         report: A table for people.
     """
 
@@ -107,6 +108,7 @@ class EvaluationRecord(Record, frozen=True, kw_only=True):
     main_metric: str
     seconds: float
     report: str = ""
+    details: dict[str, float] = {}
 
     @property
     def main_value(self) -> float:

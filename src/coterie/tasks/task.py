@@ -98,6 +98,11 @@ class Task(Protocol):
         """The figure of `Metric.result` by which a run is judged; higher is better."""
         ...
 
+    @property
+    def shares(self) -> tuple[str, ...]:
+        """The figures of `Metric.result` over all rows that lie between 0 and 1, the main one first."""
+        ...
+
     def prepare(self, files: DataFiles) -> TaskData:
         """Read all splits and settle the labels; labels that this task already has are kept."""
         ...

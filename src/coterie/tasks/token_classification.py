@@ -31,6 +31,7 @@ class TokenClassification(msgspec.Struct, frozen=True, kw_only=True):
     name: ClassVar[str] = "token-classification"
     auto_class: ClassVar[str] = "AutoModelForTokenClassification"
     main_metric: ClassVar[str] = "entity_f1"
+    shares: ClassVar[tuple[str, ...]] = ("entity_f1", "entity_precision", "entity_recall", "word_accuracy")
 
     labels: tuple[str, ...] = ()
 

@@ -3,8 +3,10 @@
 import asyncio
 import contextlib
 import platform
+import threading
 import uuid
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -66,6 +68,14 @@ log = get_logger(__name__)
 UNSENT_LIMIT_BYTES = 32 * MIB
 """Tensors waiting for a slow link before its stage waits too."""
 
+THREAD_STACK_BYTES = 2 * MIB
+
+NEWS_S = 3.0
+"""How long a broken link waits for the coordinator's word: it knows which worker was lost, this one does not."""
+
+COMPUTE_END_S = 20.0
+"""How long the compute thread has to come out of what it does; ending the process under it would crash it."""
+
 _DATA_KINDS = (BATCH, HIDDEN, GRADIENT, TIED)
 
 
@@ -95,6 +105,9 @@ class WorkerProgram:
             CoterieError: Refused, lost the coordinator, or failed.
         """
         torch.set_num_threads(self._settings.threads)
+        # Every thread's stack counts against an enforced memory limit, and glibc maps 8 MiB for each.
+        threading.stack_size(THREAD_STACK_BYTES)
+        self._loop.set_default_executor(ThreadPoolExecutor(max_workers=1))
         server = FrameServer(self._peers.serve)
         if self._settings.direct_links:
             await server.start()
@@ -264,7 +277,11 @@ class WorkerProgram:
         if self._assign is not None:
             neighbours = {stage.worker for stage in self._assign.plan.stages}
         if worker in neighbours:
-            self._fail(WorkerLostError(f"the link to {worker} ended: {error.message}"))
+            self._fail_later(WorkerLostError(f"the link to {worker} ended: {error.message}"))
+
+    def _fail_later(self, error: CoterieError) -> None:
+        """Fail unless the coordinator ends the run before."""
+        self._loop.call_later(NEWS_S, self._fail, error)
 
     async def _beat(self) -> None:
         while True:
@@ -289,15 +306,20 @@ class WorkerProgram:
             self._fail(error)
 
     def _fail_from_thread(self, error: CoterieError) -> None:
-        self._loop.call_soon_threadsafe(self._fail, error)
+        is_link = isinstance(error, NetworkError | WorkerLostError)
+        self._loop.call_soon_threadsafe(self._fail_later if is_link else self._fail, error)
 
     def _fail(self, error: CoterieError) -> None:
-        """End the worker; whoever waits for a frame or for room to send is woken."""
+        """End the worker."""
+        self._wake(error)
+        if not self._ended.done():
+            self._ended.set_exception(error)
+
+    def _wake(self, error: CoterieError) -> None:
+        """Wake the compute thread, should it wait for a frame or for room to send."""
         self._mailbox.fail(error)
         for outbox in self._outboxes.values():
             outbox.fail(error)
-        if not self._ended.done():
-            self._ended.set_exception(error)
 
     async def _report(self, error: CoterieError) -> None:
         """Tell the coordinator why; it may be gone itself."""
@@ -308,7 +330,8 @@ class WorkerProgram:
 
     async def _close(self, server: FrameServer) -> None:
         if self._runner is not None:
-            self._runner.end()
+            self._wake(NetworkError("the worker is leaving"))
+            await asyncio.to_thread(self._runner.end, COMPUTE_END_S)
         for task in tuple(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -121,9 +121,11 @@ class StageRunner:
         """Queue a job behind those before it."""
         self._jobs.put(job)
 
-    def end(self) -> None:
-        """Let the thread end after what it does now."""
+    def end(self, patience_s: float) -> None:
+        """Let the thread end after what it does now, and wait for that."""
         self._jobs.put(None)
+        if self._thread.is_alive():
+            self._thread.join(patience_s)
 
     def _run(self) -> None:
         try:
