@@ -130,7 +130,7 @@ def describe(spec: ModelSpec) -> Anatomy:
     names = ("embedding", *(f"block {i}" for i in range(len(blocks))), "output layer")
     return Anatomy(
         unit_names=names,
-        unit_kinds=_kinds(names, blocks, blocks_name, {name: shapes[name] for name in unit_of}, trained),
+        unit_kinds=_kinds(blocks, blocks_name, shapes, trained, model.config),
         unit_of=unit_of,
         shapes=shapes,
         trainable=tuple(
@@ -222,20 +222,23 @@ def _saved_buffers(model: nn.Module, blocks_name: str, block_count: int) -> dict
 
 
 def _kinds(
-    names: tuple[str, ...],
     blocks: nn.ModuleList,
     blocks_name: str,
     shapes: dict[str, tuple[int, ...]],
     trained: frozenset[str],
+    config: "PretrainedConfig",
 ) -> tuple[UnitKind, ...]:
-    kinds: list[UnitKind] = [names[0]]
+    kinds: list[UnitKind] = ["embedding"]
+    # Settings with one value a block, such as the kind of its attention.
+    values_of = sorted(config.to_dict().items())
+    per_block = [v for _, v in values_of if isinstance(v, list | tuple) and len(v) == len(blocks)]
     for index, block in enumerate(blocks):
         prefix = f"{blocks_name}.{index}."
         own = [(n.removeprefix(prefix), s, n in trained) for n, s in shapes.items() if n.startswith(prefix)]
-        plain = [(k, v) for k, v in sorted(vars(block).items()) if isinstance(v, str | bool) and k != "training"]
-        digest = hashlib.blake2b(repr((type(block).__name__, own, plain)).encode(), digest_size=4)
+        settings = [values[index] for values in per_block]
+        digest = hashlib.blake2b(repr((type(block).__name__, own, settings)).encode(), digest_size=4)
         kinds.append(f"block-{digest.hexdigest()}")
-    return (*kinds, names[-1])
+    return (*kinds, "output layer")
 
 
 def _context_length(model: nn.Module, config: "PretrainedConfig") -> int | None:

@@ -72,6 +72,7 @@ def read_config(folder: Path, name: str) -> "PretrainedConfig":
     if not isinstance(raw, dict):
         raise ModelError(f"{path} is not a JSON object", hint="download or save the model again")
     model_type = raw.get("model_type")
+    from huggingface_hub.errors import StrictDataclassError  # noqa: PLC0415 - heavy, as below
     from transformers import AutoConfig  # noqa: PLC0415 - heavy; a worker that only joins must not load it
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING  # noqa: PLC0415
 
@@ -88,7 +89,12 @@ def read_config(folder: Path, name: str) -> "PretrainedConfig":
         raise UnsupportedModelError(
             f"{name} holds quantized weights, which cannot be trained here", hint="use the unquantized model"
         )
-    config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    try:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    except (StrictDataclassError, ValueError, TypeError, KeyError) as error:
+        raise ModelError(
+            f"{path} holds settings that do not fit together: {last_line(error)}", hint="download the model again"
+        ) from error
     if getattr(config, "is_encoder_decoder", False):
         raise UnsupportedModelError(
             f"{name} ({model_type}) is an encoder-decoder model, which cannot be cut yet",
@@ -112,6 +118,12 @@ def weight_file(folder: Path, name: str) -> Path:
     )
 
 
+def last_line(error: Exception) -> str:
+    """The last line of an error's text: what libraries that validate settings put the reason in."""
+    lines = str(error).strip().splitlines()
+    return lines[-1].strip() if lines else type(error).__name__
+
+
 def _download(name: str) -> Path:
     from huggingface_hub import snapshot_download  # noqa: PLC0415 - only when a hub name is given
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError  # noqa: PLC0415
@@ -122,7 +134,7 @@ def _download(name: str) -> Path:
         if not any(folder.glob("*.safetensors")):
             folder = Path(snapshot_download(name, allow_patterns=[*texts, "pytorch_model*.bin"]))
     except (HfHubHTTPError, HFValidationError, OSError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise ModelError(
             f"{name} is neither a folder here nor a model that can be downloaded: {reason}",
             hint="check the spelling and the network, or give a folder that holds config.json and weights",

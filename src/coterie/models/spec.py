@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
@@ -11,8 +11,11 @@ from coterie.jobs.model_spec import LoraSpec, ModelSpec, TrainableMethod
 from coterie.models.adapters import refusal, resolve_lora
 from coterie.models.anatomy import Anatomy, describe
 from coterie.models.skeleton import empty_model
-from coterie.models.source import ModelSource
+from coterie.models.source import ModelSource, last_line
 from coterie.models.weights import FolderWeights
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 _TASK_LAYERS = frozenset({"classifier", "score", "qa_outputs"})
 """First part of the names that transformers gives to task layers; PEFT trains them whole as well."""
@@ -45,13 +48,7 @@ def make_model_spec(  # noqa: PLR0913 - one argument per wish, all by keyword
         UnsupportedModelError: The model cannot be cut; the message says why.
         RecipeError: A setting, target or pattern matches nothing, PEFT refuses, or nothing is left to train.
     """
-    unknown = [key for key in config_overrides if not hasattr(source.config, key)]
-    if unknown:
-        raise RecipeError(
-            f"the config of {source.name} has no setting {', '.join(unknown)}",
-            hint=f"its settings are {', '.join(sorted(source.config.to_dict()))}",
-        )
-    config = source.config.__class__.from_dict(source.config.to_dict(), **config_overrides)
+    config = _config(source, config_overrides)
     plain = ModelSpec(
         config_json=config.to_json_string(), auto_class=auto_class, seed=seed, compute_dtype=compute_dtype
     )
@@ -69,6 +66,24 @@ def make_model_spec(  # noqa: PLR0913 - one argument per wish, all by keyword
             "adapter settings are given, but the method is full fine-tuning", hint="use the method `lora`"
         )
     return msgspec.structs.replace(plain, frozen=_frozen(anatomy, frozen_patterns))
+
+
+def _config(source: ModelSource, overrides: Mapping[str, Any]) -> "PretrainedConfig":
+    from huggingface_hub.errors import StrictDataclassError  # noqa: PLC0415 - heavy
+
+    unknown = [key for key in overrides if not hasattr(source.config, key)]
+    if unknown:
+        raise RecipeError(
+            f"the config of {source.name} has no setting {', '.join(unknown)}",
+            hint=f"its settings are {', '.join(sorted(source.config.to_dict()))}",
+        )
+    try:
+        return source.config.__class__.from_dict(source.config.to_dict(), **overrides)
+    except (StrictDataclassError, ValueError, TypeError) as error:
+        raise RecipeError(
+            f"the config of {source.name} cannot have these settings: {last_line(error)}",
+            hint="correct the model's settings",
+        ) from error
 
 
 def _task_layers(anatomy: Anatomy, source: ModelSource, spec: ModelSpec) -> tuple[str, ...]:
