@@ -60,7 +60,7 @@ class CheckpointStore:
         Args:
             step: Optimizer steps done.
             units: Per unit that must be written, its parameters' shapes: the trained ones, or all of them.
-            needed_bytes: Room to ask for; by default that of the newest checkpoint, or of the parameters at least.
+            needed_bytes: Room to ask for; by default that of the newest checkpoint, at least of the parameters.
 
         Raises:
             StorageError: Too little room is free, or the folder cannot be written.
@@ -143,13 +143,14 @@ class CheckpointStore:
         return aside if aside.exists() and not path.exists() else path
 
     def _likely_bytes(self, units: Mapping[int, Shapes]) -> int:
-        """What a checkpoint will take: as much as the newest, or the parameters alone if there is none."""
+        """What a checkpoint will take: as much as the newest, and the float32 parameters alone at least."""
+        least = sum(_FLOAT_BYTES * prod(shape) for shapes in units.values() for shape in shapes.values())
         for step in reversed(self.steps()):
             try:
-                return read_manifest(self._path(step)).nbytes
+                return max(least, read_manifest(self._path(step)).nbytes)
             except CheckpointError:
                 continue
-        return sum(_FLOAT_BYTES * prod(shape) for shapes in units.values() for shape in shapes.values())
+        return least
 
     def _prune(self, committed: Checkpoint) -> None:
         """Delete damaged and older checkpoints, keeping the newest whole ones and the one just committed.
