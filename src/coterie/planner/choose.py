@@ -99,27 +99,23 @@ def _depth_may_matter(best: Candidate) -> bool:
     problem = best.problem
     if problem.kind in {"gpipe", "forward"}:
         return False
-    count = len(problem.devices)
-    slowest = max(
-        (
-            sum(problem.transfer_s(source, target, stop, codec)) + problem.round_trip_latency_s(source, target)
-            for source in range(count)
-            for target in range(count)
-            if source != target
-            for stop in range(1, problem.units)
-            for codec in problem.request.codecs[:1]
-        ),
-        default=0.0,
+    there, back = problem.transfers_s(problem.request.codecs[0])
+    slowest = float(
+        (there + back + problem.round_trip_latencies_s()[:, :, None])[:, :, 1 : problem.units].max(initial=0.0)
     )
     return problem.micro_batches * slowest > DEEPER * best.cost.step_s
 
 
 def _with_fewer_devices(best: Candidate, searches: Sequence[TimeSearch]) -> Candidate:
     below_s = best.cost.step_s * (1 + FEWER_DEVICES)
-    for most in range(best.problem.request.min_stages, len(best.stages)):
-        fewer = fastest_of(searches, below_s, most)
-        if fewer is not None:
-            return fewer
+    low, high = best.problem.request.min_stages, len(best.stages)
+    while low < high:
+        middle = (low + high) // 2
+        fewer = fastest_of(searches, below_s, middle)
+        if fewer is None:
+            low = middle + 1
+        else:
+            best, high = fewer, len(fewer.stages)
     return best
 
 

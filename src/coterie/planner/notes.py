@@ -83,7 +83,7 @@ def _about_one_device(candidate: Candidate, fastest: DeviceProfile, alone_s: flo
     if faster >= 1:
         yield f"{faster:.2f} times as fast as {fastest.name} alone{lacking}"
     else:
-        yield f"{fastest.name} alone{lacking}, would be {1 / faster:.2f} times as fast: {format_seconds(alone_s)} a step"
+        yield f"{fastest.name} alone{lacking}: {1 / faster:.2f} times as fast, {format_seconds(alone_s)} a step"
 
 
 def _about_memory(candidate: Candidate) -> Iterator[str]:

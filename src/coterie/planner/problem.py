@@ -95,6 +95,7 @@ class Problem:
         self.updates_per_step = micro_batches // per_update
         self.bytes_per_s, self.latency_s, self.unmeasured = _links(request)
         scale = self.model.typical_tokens / max(self.model.memory_tokens, 1)
+        self._transfers_s: dict[Codec, tuple[Floats, Floats]] = {}
         self.sent_bytes: Floats = np.array([layer.boundary.at(self.rows) * scale for layer in self.model.layers])
 
     def allocators(self, device: int) -> tuple[Allocator, ...]:
@@ -142,18 +143,28 @@ class Problem:
         slower = TIGHT_ALLOCATOR_SLOWDOWN if choice.allocator == "tight" else 1.0
         return forward * slower, backward * slower, float(self.update_s[choice.device, own].sum())
 
+    def transfers_s(self, codec: Codec) -> tuple[Floats, Floats]:
+        """[W, W, N+1]: seconds that a micro-batch cut at each unit occupies each link, there and back."""
+        if codec not in self._transfers_s:
+            sizes = np.concatenate([[0.0], self.sent_bytes])
+            coding = sizes * CODEC_S_PER_BYTE[codec]
+            there = sizes * CODEC_SIZE[codec] / self.bytes_per_s[:, :, None] + coding
+            back = np.zeros_like(there) if self.kind == "forward" else there.transpose(1, 0, 2)
+            self._transfers_s[codec] = there, back
+        return self._transfers_s[codec]
+
     def transfer_s(self, source: int, target: int, stop_unit: int, codec: Codec) -> tuple[float, float]:
         """Seconds that a micro-batch's hidden states occupy the link, and its gradient the way back."""
-        size = float(self.sent_bytes[stop_unit - 1])
-        coding = size * CODEC_S_PER_BYTE[codec]
-        there = size * CODEC_SIZE[codec] / float(self.bytes_per_s[source, target]) + coding
-        back = size * CODEC_SIZE[codec] / float(self.bytes_per_s[target, source]) + coding
-        return there, 0.0 if self.kind == "forward" else back
+        there, back = self.transfers_s(codec)
+        return float(there[source, target, stop_unit]), float(back[source, target, stop_unit])
+
+    def round_trip_latencies_s(self) -> Floats:
+        """[W, W]: latency there and, where something comes back, back."""
+        return self.latency_s if self.kind == "forward" else self.latency_s + self.latency_s.T
 
     def round_trip_latency_s(self, source: int, target: int) -> float:
-        """Latency there and, where something comes back, back."""
-        back = 0.0 if self.kind == "forward" else float(self.latency_s[target, source])
-        return float(self.latency_s[source, target]) + back
+        """Both latencies between two devices."""
+        return float(self.round_trip_latencies_s()[source, target])
 
     def exchange_s(self, first: int, last: int) -> float:
         """Seconds per step in which the two ends swap the gradient of a trained tied matrix."""
@@ -235,4 +246,6 @@ def _links(request: PlanRequest) -> tuple[Floats, Floats, list[tuple[int, int]]]
     unmeasured = [(a, b) for a in range(count) for b in range(a + 1, count) if np.isnan(rate[a, b])]
     rate = np.where(np.isnan(rate), UNMEASURED_BYTES_PER_S, rate)
     latency = np.where(np.isnan(latency), UNMEASURED_LATENCY_S, latency)
+    np.fill_diagonal(rate, np.inf)
+    np.fill_diagonal(latency, 0.0)
     return rate, latency, unmeasured

@@ -6,18 +6,21 @@ intervals are split, best bound first, until no bound is below the best plan fou
 """
 
 import heapq
-from collections.abc import Iterable
+from collections.abc import Sequence
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 
 from coterie.planner.memory import tied_is_trained
-from coterie.planner.problem import Cost, Problem, StageChoice, is_continuous
+from coterie.planner.problem import Cost, Floats, Problem, StageChoice, is_continuous
 from coterie.planner.tables import DepthMode, Ints, Tables
 from coterie.planner.threshold import Threshold
 
 TOLERANCE = 1e-6
 """Relative; plans closer than this count as equally fast."""
+
+TINY_S = 1e-9
 
 
 class Candidate(NamedTuple):
@@ -50,28 +53,65 @@ class TimeSearch:
         fixed = self.problem.request.fixed_stages
         self.most = most_stages(self.problem)
         self.least = self.problem.request.min_stages if fixed is None else len(fixed)
-        self.threshold = Threshold(tables, mode, limits, self.most)
-        self.lowest_s = _lowest_period_s(tables, self.most)
-        continuous = is_continuous(self.problem.kind)
-        self.periods_per_step = self.problem.micro_batches - (0 if continuous else 1)
+        self.periods_per_step = self.problem.micro_batches - (1 if not is_continuous(self.problem.kind) else 0)
+        self._tables = tables
+        self._mode: DepthMode = mode
+        self._limits = limits
+        self._fastest_s = np.minimum.reduce([_whole_units(seconds) for seconds in tables.compute_s])
+
+    @cached_property
+    def threshold(self) -> Threshold:
+        """The dynamic programme; built only if `lowest_step_s` does not already rule out a better plan."""
+        return Threshold(self._tables, self._mode, self._limits, self.most)
 
     def fastest(self, below_s: float = np.inf, most: int | None = None) -> Candidate | None:
         """The fastest candidate with at most `most` stages that takes less than `below_s`; None if there is none."""
         most = self.most if most is None else min(most, self.most)
-        if most < self.least:
+        if most < self.least or self.lowest_step_s(most) >= below_s:
             return None
-        return _Run(self, below_s, most).search()
+        best: Candidate | None = None
+        for last in self.threshold.lasts():
+            found = _Run(self, below_s, most, last).search()
+            if found is not None:
+                best, below_s = found, found.cost.step_s
+        return best
+
+    def lowest_period_s(self, most: int) -> float:
+        """No plan with `most` stages has a shorter period, memory and links left aside.
+
+        Device w needs `c_w(u) >= share(u) C_w` for a unit, where C_w is the whole model's time and share(u) the least
+        share that unit u has on any device; so `P sum(1 / C_w) >= sum(share)` over the devices used.
+        """
+        units = self._fastest_s
+        whole = units.sum(axis=1)
+        if not np.isfinite(units).all() or (whole <= 0).any():
+            return TINY_S  # prescribed stages leave no single units, or nothing takes time
+        shares = (units / whole[:, None]).min(axis=0).sum()
+        rates = np.sort(1 / whole)[::-1][:most].sum()
+        return max(float(shares / rates), float(units.min(axis=0).max()), TINY_S)
+
+    def lowest_step_s(self, most: int) -> float:
+        """No plan with `most` stages has a shorter step."""
+        fill = 0.0 if is_continuous(self.problem.kind) else float(self._fastest_s.min(axis=0).sum())
+        fill = fill if np.isfinite(fill) else 0.0
+        return max(fill + self.periods_per_step * self.lowest_period_s(most), self.problem.micro_batches * TINY_S)
+
+
+def _whole_units(seconds: Floats) -> Floats:
+    """[W, N]: seconds of stages of one unit."""
+    units = np.arange(seconds.shape[1] - 1)
+    return seconds[:, units, units + 1]
 
 
 class _Run:
     """One search: the best candidate so far and the intervals of P that may hold a better one."""
 
-    def __init__(self, search: TimeSearch, below_s: float, most: int) -> None:
-        self.lowest_s = search.lowest_s
+    def __init__(self, search: TimeSearch, below_s: float, most: int, last: int | None) -> None:
+        self.lowest_s = search.lowest_period_s(most)
         self.problem = search.problem
         self.threshold = search.threshold
         self.per_step = search.periods_per_step
-        self.least, self.most = search.least, most
+        self.least, self.most, self.last = search.least, most, last
         self.best_s = below_s
         self.best: Candidate | None = None
         self.intervals: list[tuple[float, float, float, float]] = []
@@ -105,7 +145,7 @@ class _Run:
 
     def _try(self, period_s: float, low: float) -> float:
         """Best value at a period bound; remember the pipeline behind it if it may be the best."""
-        evaluation = self.threshold.evaluate(period_s, self.most)
+        evaluation = self.threshold.evaluate(period_s, self.most, self.last)
         values = evaluation.values[self.least - 1 :]
         stages = int(values.argmin()) + self.least
         value = float(evaluation.values[stages - 1])
@@ -129,20 +169,11 @@ class _Run:
             heapq.heappush(self.intervals, (bound, low, high, value))
 
 
-def _lowest_period_s(tables: Tables, most: int) -> float:
-    """No plan has a shorter period: each unit on its fastest device, shared by all stages without a rest."""
-    fastest = np.minimum.reduce([seconds.min(axis=0) for seconds in tables.compute_s])
-    units = np.array([fastest[unit, unit + 1] for unit in range(tables.problem.units)])
-    units = units[np.isfinite(units)]  # prescribed stages may leave no single unit
-    if not len(units) or most < 1:
-        return 1e-9
-    return max(float(units.max()), float(units.sum()) / most, 1e-9)
-
-
-def fastest_of(searches: Iterable[TimeSearch], below_s: float = np.inf, most: int | None = None) -> Candidate | None:
+def fastest_of(searches: Sequence[TimeSearch], below_s: float = np.inf, most: int | None = None) -> Candidate | None:
     """The fastest candidate over several micro-batch counts."""
     best: Candidate | None = None
-    for search in searches:
+    most_of = {id(search): search.most if most is None else min(most, search.most) for search in searches}
+    for search in sorted(searches, key=lambda search: search.lowest_step_s(max(most_of[id(search)], 1))):
         found = search.fastest(below_s, most)
         if found is not None:
             best, below_s = found, found.cost.step_s

@@ -9,7 +9,6 @@ the work is `2^W W^2 N^2` at most; at a useful P a stage holds few units, which 
 from typing import NamedTuple
 
 import numpy as np
-from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from coterie.planner.plan import Codec
@@ -26,16 +25,17 @@ class Variant(NamedTuple):
     Attributes:
         seconds: [W, N, N]: device, first unit, further units in the stage; infinite where not allowed.
         caps: Same shape: the depth that bounds `A_s <= P d_s`; infinite where nothing bounds it.
+        cap: The one value of `caps`, if they are all equal.
     """
 
     seconds: Floats
     caps: Floats
+    cap: float | None
 
 
 class End(NamedTuple):
     """Where a complete pipeline's chain starts, to trace it back."""
 
-    last: int | None
     devices: int
     first: int
 
@@ -46,7 +46,7 @@ class Evaluation(NamedTuple):
     period_s: float
     values: Floats
     ends: tuple[End | None, ...]
-    away_s: dict[int | None, Floats]
+    away_s: Floats
 
 
 class Threshold:
@@ -65,28 +65,31 @@ class Threshold:
         self._exchange_s: Floats = np.array(
             [[self.problem.exchange_s(first, last) for last in range(count)] for first in range(count)]
         )
+        self._sizes = _popcounts(1 << count)
         self._continuous = is_continuous(self.problem.kind)
 
-    def evaluate(self, period_s: float, most_stages: int) -> Evaluation:
-        """For each number of stages up to `most_stages`: the least `A_0` (or 0) plus exchange at this period bound."""
-        lasts: list[int | None] = [None] if not self._exchange_s.any() else list(self.growth.first)
+    def evaluate(self, period_s: float, most_stages: int, last: int | None = None) -> Evaluation:
+        """For each number of stages up to `most_stages`: the least `A_0` (or 0) plus exchange at this period bound.
+
+        With `last` only pipelines that end on that device, and with their exchange of a tied matrix.
+        """
+        away = self._grow(period_s, most_stages, last)
+        whole = away[:, :, 0]
+        exchange = self._exchange_s[:, last] if last is not None else 0.0
+        value = np.where(np.isfinite(whole), (0.0 if self._continuous else whole) + exchange, np.inf)
         values = np.full(most_stages, np.inf)
         ends: list[End | None] = [None] * most_stages
-        away_s: dict[int | None, Floats] = {}
-        for last in lasts:
-            away = away_s[last] = self._grow(period_s, most_stages, last)
-            exchange = self._exchange_s[:, last] if last is not None else np.zeros(len(self.problem.devices))
-            whole = away[:, :, 0]
-            value = np.where(np.isfinite(whole), (0.0 if self._continuous else whole) + exchange, np.inf)
-            sizes = _popcounts(len(value))
-            for stages in range(1, most_stages + 1):
-                masked = np.where((sizes == stages)[:, None], value, np.inf)
-                best = int(masked.argmin())
-                subset, first = divmod(best, value.shape[1])
-                if masked[subset, first] < values[stages - 1]:
-                    values[stages - 1] = masked[subset, first]
-                    ends[stages - 1] = End(last, subset, first)
-        return Evaluation(period_s, values, tuple(ends), away_s)
+        for stages in range(1, most_stages + 1):
+            masked = np.where((self._sizes == stages)[:, None], value, np.inf)
+            subset, first = divmod(int(masked.argmin()), value.shape[1])
+            if masked[subset, first] < np.inf:
+                values[stages - 1] = masked[subset, first]
+                ends[stages - 1] = End(subset, first)
+        return Evaluation(period_s, values, tuple(ends), away)
+
+    def lasts(self) -> list[int | None]:
+        """What to pass as `last`, one after the other: every device if pipelines must exchange a tied matrix."""
+        return list(self.growth.first) if self._exchange_s.any() else [None]
 
     def _make_variants(self, place: int) -> list[Variant]:
         """Options of a stage `place` stages from the end; those with one common cap are merged into the fastest."""
@@ -94,9 +97,11 @@ class Threshold:
         variants = []
         for option, seconds in enumerate(self._tables.compute_s):
             allowed = np.where(self._deepest[option] >= required, seconds, np.inf)
-            variants.append(Variant(_to_bands(allowed), _to_bands(self._caps(option, place))))
-        if all(np.array_equal(variants[0].caps, variant.caps) for variant in variants[1:]):
-            return [Variant(np.minimum.reduce([variant.seconds for variant in variants]), variants[0].caps)]
+            caps = self._caps(option, place)
+            cap = float(caps.flat[0]) if (caps == caps.flat[0]).all() else None
+            variants.append(Variant(_to_bands(allowed), _to_bands(caps), cap))
+        if variants[0].cap is not None and all(variant.cap == variants[0].cap for variant in variants):
+            return [variants[0]._replace(seconds=np.minimum.reduce([variant.seconds for variant in variants]))]
         return [variant for variant in variants if np.isfinite(variant.seconds).any()]
 
     def _caps(self, option: int, place: int) -> Floats:
@@ -123,7 +128,10 @@ class Threshold:
             if last is None or device == last:
                 away[1 << device, device, :units] = self._prepend(1, device, nothing_follows, period_s)[0]
         for placed, step in enumerate(self.growth.steps[: most_stages - 1], start=1):
-            for device, hosts in step:
+            for device, all_hosts in step:
+                hosts = all_hosts if last is None else all_hosts[all_hosts >> last & 1 > 0]
+                if not len(hosts):
+                    continue
                 following = (away[hosts] + link_s[device]).min(axis=1)
                 away[hosts | 1 << device, device, :units] = self._prepend(placed + 1, device, following, period_s)
         return away
@@ -139,19 +147,22 @@ class Threshold:
                 continue
             longest = int(lengths[-1]) + 1
             band = np.where(seconds[:, :longest] <= period_s * ROUNDING, seconds[:, :longest], np.inf)
-            padded = np.concatenate([following[:, 1:], np.full((len(following), longest), np.inf)], axis=1)
-            total = sliding_window_view(padded, longest, axis=1)[:, :units] + band
-            caps = variant.caps[device, :, :longest]
-            if np.isfinite(caps).any():
+            total = _windows(following, longest)
+            total += band
+            if variant.cap is None:
+                caps = variant.caps[device, :, :longest]
                 total[total > period_s * ROUNDING * caps] = np.inf
-            np.minimum(best, total.min(axis=2), out=best)
+            shortest = total.min(axis=2)
+            if variant.cap is not None:
+                shortest[shortest > period_s * ROUNDING * variant.cap] = np.inf
+            np.minimum(best, shortest, out=best)
         return best
 
     def trace(self, evaluation: Evaluation, stages: int) -> list[StageChoice]:
         """The pipeline behind a finite value of `evaluate`, first stage first, with depths."""
         end = evaluation.ends[stages - 1]
         assert end is not None, "no pipeline of this many stages at this bound"
-        away = evaluation.away_s[end.last]
+        away = evaluation.away_s
         period_s = evaluation.period_s
         link_s = self._links.within(period_s)
         subset, device, first = end.devices, end.first, 0
@@ -225,19 +236,13 @@ class _Links:
         shape = (len(self.codecs), count, count, problem.units + 1)
         self.round_s = np.full(shape, np.inf)
         self.busy_s = np.full(shape, np.inf)
+        between = ~np.eye(count, dtype=np.bool_)[:, :, None]
         for number, codec in enumerate(self.codecs):
-            for source in range(count):
-                for target in range(count):
-                    if source != target:
-                        self._fill(number, codec, source, target)
-
-    def _fill(self, number: int, codec: Codec, source: int, target: int) -> None:
-        problem = self.problem
-        latency = problem.round_trip_latency_s(source, target)
-        for stop in range(1, problem.units):
-            there, back = problem.transfer_s(source, target, stop, codec)
-            self.round_s[number, source, target, stop] = there + back + latency
-            self.busy_s[number, source, target, stop] = there + back if problem.kind == "gpipe" else max(there, back)
+            there, back = problem.transfers_s(codec)
+            round_s = there + back + problem.round_trip_latencies_s()[:, :, None]
+            busy_s = there + back if problem.kind == "gpipe" else np.maximum(there, back)
+            self.round_s[number] = np.where(between, round_s, np.inf)
+            self.busy_s[number] = np.where(between, busy_s, np.inf)
 
     def within(self, period_s: float) -> Floats:
         """[W, W, N+1]: round trip at each cut; infinite where the link is busy for longer than the period."""
@@ -261,6 +266,15 @@ def _at_depth(stage: StageChoice, depth: int) -> StageChoice:
         allocator=stage.allocator,
         codec=stage.codec,
     )
+
+
+def _windows(following: Floats, longest: int) -> Floats:
+    """[sets, first, further]: `following` [sets, N+1] at first + 1 + further; infinite beyond the last unit."""
+    sets, units = following.shape[0], following.shape[1] - 1
+    padded = np.full((sets, units + longest), np.inf)
+    padded[:, :units] = following[:, 1:]
+    row, item = padded.strides
+    return np.ndarray((sets, units, longest), np.float64, padded, 0, (row, item, item)).copy()
 
 
 def _to_bands(values: Floats) -> Floats:
