@@ -11,8 +11,7 @@ import torch
 from torch import nn
 
 from coterie.jobs.optimizer_spec import OptimizerSpec
-from coterie.models import RandomKey, seed_for
-from coterie.models.skeleton import find_blocks
+from coterie.models import Anatomy, RandomKey, seed_by_key
 from coterie.pipeline.executor_settings import OutputTask
 from coterie.pipeline.micro_batch import MicroBatch
 
@@ -34,20 +33,15 @@ class SingleDeviceStep(msgspec.Struct, frozen=True, kw_only=True):
 class SingleDeviceTrainer:
     """Trains an uncut model: accumulate over micro-batches, clip by the global norm, step."""
 
-    def __init__(self, model: nn.Module, spec: OptimizerSpec, task: OutputTask, *, seed: int) -> None:
+    def __init__(self, model: nn.Module, anatomy: Anatomy, spec: OptimizerSpec, task: OutputTask, *, seed: int) -> None:
         """Take a model whose parameters to train have `requires_grad`; it is trained in place."""
         self._model = model.train()
         self._spec = spec
         self._task = task
         self._seed = seed
-        self._key = RandomKey(seed, 0, 0)
+        self._set_key = seed_by_key(model, anatomy)
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self._optimizer = _optimizer(spec, self._parameters)
-        _, blocks = find_blocks(model)
-        self._seed_before(model, 0)
-        for index, block in enumerate(blocks):
-            self._seed_before(block, index + 1)
-        blocks[-1].register_forward_hook(lambda *_: self._set_seed(len(blocks) + 1))
 
     def run_step(self, micro_batches: Sequence[MicroBatch]) -> SingleDeviceStep:
         """One optimizer step over all micro-batches of a batch."""
@@ -73,17 +67,11 @@ class SingleDeviceTrainer:
 
     def _accumulate(self, batch: MicroBatch) -> float:
         assert batch.labels is not None
-        self._key = RandomKey(self._seed, batch.step, batch.micro_batch)
+        self._set_key(RandomKey(self._seed, batch.step, batch.micro_batch))
         logits = self._model(**batch.inputs).logits
         loss = self._task.loss_sum(logits, batch.labels)
         torch.autograd.backward(loss / batch.step_loss_tokens)
         return float(loss.detach())
-
-    def _seed_before(self, module: nn.Module, unit: int) -> None:
-        module.register_forward_pre_hook(lambda *_: self._set_seed(unit))
-
-    def _set_seed(self, unit: int) -> None:
-        torch.manual_seed(seed_for(self._key, unit))
 
 
 def _optimizer(spec: OptimizerSpec, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:

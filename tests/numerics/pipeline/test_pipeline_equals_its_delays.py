@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from coterie.jobs.optimizer_spec import OptimizerSpec
-from coterie.models import RandomKey, load_whole_model, seed_for
+from coterie.models import RandomKey, load_whole_model, named_by_unit, seed_for
 from coterie.models.skeleton import find_blocks
 
 STEPS = 6
@@ -30,7 +30,7 @@ class Replay:
     def __init__(self, lab: Any, case: Any, cuts: tuple[int, ...], spec: OptimizerSpec) -> None:
         self.lab, self.spec, self.case = lab, spec, case
         self.model = load_whole_model(case.spec, case.weights()).train()
-        self.named = {n.replace(".default", ""): p for n, p in self.model.named_parameters() if p.requires_grad}
+        self.named = {n: p for n, p in named_by_unit(self.model).items() if p.requires_grad}
         self.stage_names = [
             [name for name in self.named if first <= case.anatomy.unit_of[name] < stop]
             for first, stop in itertools.pairwise(cuts)
@@ -132,9 +132,11 @@ def replay_2bw(lab: Any, case: Any, cuts: tuple[int, ...], spec: OptimizerSpec) 
     return replay
 
 
-@pytest.mark.parametrize("spec", [PLAIN, SGD], ids=["adamw with warm-up", "sgd with momentum"])
-@pytest.mark.parametrize("method", ["full", "lora"])
-@pytest.mark.parametrize("stages", [2, 3, 4])
+@pytest.mark.parametrize(
+    ("stages", "method", "spec"),
+    [(2, "full", PLAIN), (3, "full", SGD), (4, "full", PLAIN), (3, "lora", PLAIN)],
+    ids=lambda value: getattr(value, "name", value),
+)
 def test_stash_equals_the_replay_of_pipedreams_delays_bit_for_bit(
     lab: Any, stages: int, method: str, spec: OptimizerSpec
 ) -> None:
@@ -163,8 +165,7 @@ def test_stash_clips_each_stage_by_its_own_norm(lab: Any) -> None:
     assert not any(report.grad_norm_is_global for reports in got.reports for report in reports)
 
 
-@pytest.mark.parametrize("method", ["full", "lora"])
-@pytest.mark.parametrize("stages", [1, 2, 4])
+@pytest.mark.parametrize(("stages", "method"), [(1, "full"), (3, "lora"), (4, "full")])
 def test_2bw_equals_the_replay_of_one_step_of_delay_bit_for_bit(lab: Any, stages: int, method: str) -> None:
     case = lab.bert() if method == "full" else lab.bert_lora()
     expected = replay_2bw(lab, case, case.cuts(stages), PLAIN)

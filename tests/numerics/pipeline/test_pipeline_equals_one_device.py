@@ -16,17 +16,18 @@ CLIPPED = OptimizerSpec(name="adamw", learning_rate=3e-3, max_grad_norm=0.05, lr
 
 @pytest.mark.parametrize("optimizer", [ADAMW, SGD], ids=["adamw with warm-up", "sgd with momentum"])
 @pytest.mark.parametrize("method", ["full", "lora"])
-@pytest.mark.parametrize("stages", [1, 2, 3, 4])
 def test_flush_over_any_number_of_stages_equals_one_device_bit_for_bit(
-    lab: Any, stages: int, method: str, optimizer: OptimizerSpec
+    lab: Any, method: str, optimizer: OptimizerSpec
 ) -> None:
     case = lab.bert() if method == "full" else lab.bert_lora()
-    start = lab.Reference(case, optimizer).parameters()
-    expected = lab.Reference(case, optimizer).run(STEPS)
-    got = lab.Pipeline(case, case.cuts(stages), optimizer).run("flush", STEPS)
-    assert got.losses == expected.losses
-    assert lab.equal(got.parameters(), expected.parameters())
-    assert not lab.equal(got.parameters(), start)
+    expected = lab.Reference(case, optimizer)
+    start = expected.parameters()
+    expected.run(STEPS)
+    for stages in (1, 2, 3, 4) if optimizer is ADAMW else (3,):
+        got = lab.Pipeline(case, case.cuts(stages), optimizer).run("flush", STEPS)
+        assert got.losses == expected.losses
+        assert lab.equal(got.parameters(), expected.parameters())
+        assert not lab.equal(got.parameters(), start)
 
 
 def test_clipping_by_the_global_norm_equals_one_devices_to_rounding(lab: Any) -> None:
@@ -70,8 +71,10 @@ def test_gpipe_gives_the_same_bits_as_flush(lab: Any, stages: int) -> None:
     assert lab.equal(gpipe.parameters(), flush.parameters())
 
 
-@pytest.mark.parametrize("kind", ["flush", "stash", "2bw"])
-@pytest.mark.parametrize("method", ["full", "lora", "frozen embedding"])
+@pytest.mark.parametrize(
+    ("method", "kind"),
+    [("full", "flush"), ("full", "stash"), ("full", "2bw"), ("lora", "stash"), ("frozen embedding", "flush")],
+)
 def test_recomputation_changes_nothing(lab: Any, method: str, kind: str) -> None:
     case = {
         "full": lab.bert,
@@ -79,7 +82,7 @@ def test_recomputation_changes_nothing(lab: Any, method: str, kind: str) -> None
         "frozen embedding": lambda: lab.bert(frozen_patterns=("embedding",)),
     }[method]()
     kept, recomputed = (
-        lab.Pipeline(case, case.cuts(3), ADAMW, recompute=recompute).run(kind, STEPS) for recompute in (False, True)
+        lab.Pipeline(case, case.cuts(3), ADAMW, recompute=recompute).run(kind, 4) for recompute in (False, True)
     )
     assert recomputed.losses == kept.losses
     assert lab.equal(recomputed.parameters(), kept.parameters())

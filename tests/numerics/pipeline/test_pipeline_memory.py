@@ -19,17 +19,17 @@ STEPS = 5
 
 def _live_tensors() -> tuple[int, int]:
     gc.collect()
-    tensors = [thing for thing in gc.get_objects() if isinstance(thing, torch.Tensor)]
+    tensors = [thing for thing in gc.get_objects() if issubclass(type(thing), torch.Tensor)]
     return len(tensors), sum(tensor.numel() for tensor in tensors if tensor.device.type == "cpu")
 
 
 @pytest.mark.parametrize("kind", ["flush", "stash"])
 def test_live_tensors_do_not_grow_over_three_hundred_steps(lab: Any, kind: str) -> None:
-    case = lab.bert()
-    pipeline = lab.Pipeline(case, case.cuts(2), ADAMW, batches=lambda step: lab.make_batch(step, masked_step=None))
+    case = lab.bert(frozen_patterns=("bert.encoder.layer.[12].*",))
+    pipeline = lab.Pipeline(case, case.cuts(2), ADAMW, batches=lambda step: _one_row(lab, step))
     counts = []
-    for segment in range(10):
-        pipeline.run(kind, 30, first_step=30 * segment)
+    for segment in range(4):
+        pipeline.run(kind, 75, first_step=75 * segment)
         counts.append(_live_tensors())
     assert counts[-1] == counts[0]
 
@@ -46,6 +46,16 @@ def test_each_stage_holds_as_many_weight_versions_as_the_schedule_says(lab: Any,
         assert versions == weight_versions(schedule, stage)
         assert max(report.stashed_bytes for report in reports) == (versions - 1) * own
         assert pipeline.executors[stage]._stash.live_versions == 1
+
+
+def _one_row(lab: Any, step: int) -> Any:
+    """A single row, so that three of the micro-batches are empty, of a length that changes."""
+    return [
+        msgspec.structs.replace(part, step=step, step_loss_tokens=part.micro_batch_loss_tokens)
+        if part.micro_batch == 0
+        else msgspec.structs.replace(part, step=step, rows=0, micro_batch_loss_tokens=0)
+        for part in lab.make_batch(2 * (step % 2))
+    ]
 
 
 def _all_labelled(lab: Any, step: int) -> Any:

@@ -10,19 +10,28 @@ ADAMW = OptimizerSpec(learning_rate=3e-3, weight_decay=0.1, max_grad_norm=0.05, 
 SGD = OptimizerSpec(name="sgd", learning_rate=0.05, momentum=0.9)
 
 
-@pytest.mark.parametrize("optimizer", [ADAMW, SGD], ids=["adamw", "sgd with momentum"])
-@pytest.mark.parametrize("model", ["bert", "bert_lora", "llama"])
-@pytest.mark.parametrize(("before", "after"), [(3, 2), (2, 4), (4, 1), (1, 3)])
+@pytest.mark.parametrize(
+    ("model", "before", "after", "optimizer"),
+    [
+        ("bert", 3, 2, ADAMW),
+        ("bert", 4, 1, ADAMW),
+        ("bert", 1, 3, SGD),
+        ("bert_lora", 2, 4, ADAMW),
+        ("llama", 3, 2, ADAMW),
+        ("llama", 2, 1, ADAMW),
+    ],
+    ids=lambda value: getattr(value, "name", value),
+)
 def test_training_goes_on_in_another_cut_as_if_uninterrupted(
     lab: Any, model: str, before: int, after: int, optimizer: OptimizerSpec
 ) -> None:
     case = getattr(lab, model)()
-    whole = lab.Pipeline(case, case.cuts(before), optimizer).run("flush", 6)
     first = lab.Pipeline(case, case.cuts(before), optimizer).run("flush", 3)
     second = lab.Pipeline(case, case.cuts(after), optimizer)
     second.load(first.parameters(), first.optimizer_state())
     second.run("flush", 3, first_step=3)
     losses = first.losses + second.losses
+    whole = first.run("flush", 3, first_step=3)
     if model == "llama" and 1 in (before, after):  # one stage adds up the tied gradients in another order
         assert losses == pytest.approx(whole.losses, rel=1e-5)
         assert lab.max_relative_difference(second.parameters(), whole.parameters()) < 1e-5
@@ -34,10 +43,11 @@ def test_training_goes_on_in_another_cut_as_if_uninterrupted(
 @pytest.mark.parametrize("kind", ["stash", "2bw"])
 def test_a_segment_of_a_stale_schedule_leaves_the_newest_weights_behind(lab: Any, kind: str) -> None:
     case = lab.bert()
-    whole = lab.Pipeline(case, case.cuts(3), ADAMW).run(kind, 3).run(kind, 3, first_step=3)
     first = lab.Pipeline(case, case.cuts(3), ADAMW).run(kind, 3)
     second = lab.Pipeline(case, case.cuts(3), ADAMW)
     second.load(first.parameters(), first.optimizer_state())
     second.run(kind, 3, first_step=3)
-    assert first.losses + second.losses == whole.losses
+    losses = first.losses + second.losses
+    whole = first.run(kind, 3, first_step=3)
+    assert losses == whole.losses
     assert lab.equal(second.parameters(), whole.parameters())
