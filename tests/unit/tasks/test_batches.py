@@ -1,3 +1,5 @@
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -93,8 +95,8 @@ def test_grouping_by_length_saves_most_padding_and_still_mixes_batches():
     assert plain.padding_share > 0.25
     assert grouped.padding_share < 0.05
     means = [lengths[list(step.rows)].mean() for step in epoch_steps(lengths, BatchSettings(batch_rows=16), 0)]
-    assert means != sorted(means)
-    assert means != sorted(means, reverse=True)
+    falling = sum(one > two for one, two in pairwise(means)) / (len(means) - 1)
+    assert 0.3 < falling < 0.7
     one, two = (epoch_steps(lengths, BatchSettings(batch_rows=16), epoch) for epoch in (0, 1))
     assert not {frozenset(step.rows) for step in one} & {frozenset(step.rows) for step in two}
 

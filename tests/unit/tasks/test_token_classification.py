@@ -47,6 +47,11 @@ def test_a_word_cut_in_the_middle_keeps_its_label(tokenizer):
     assert (row.truncated, row.truncated_words) == (True, 0)
 
 
+def test_words_without_a_token_and_words_beyond_the_context_are_counted_apart(tokenizer):
+    row = TASK.encode(sentence("\u200b the paris \u200b berlin"), tokenizer, 5)
+    assert (row.truncated_words, row.dropped_words) == (1, 2)
+
+
 def test_words_that_the_tokenizer_drops_count_as_o_in_the_metric(tokenizer):
     example = sentence("\u200b paris \u00ad", "B-LOC", "B-LOC", "O")
     row = TASK.encode(example, tokenizer, 100)
