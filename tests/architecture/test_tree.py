@@ -98,20 +98,6 @@ def test_deciding_needs_no_torch(package):
     assert not {module.partition(".")[0] for module in imported} & {"torch", "transformers", "safetensors", "peft"}
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="Windows does not tell what a child process used")
-def test_help_answers_at_once():
-    """0.3 s of processor time on the machine this is aimed at; wall time would measure what else runs on it."""
-    import resource  # noqa: PLC0415 - does not exist on Windows
-
-    seconds = []
-    for _ in range(5):
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        subprocess.run([sys.executable, "-m", "coterie", "--help"], capture_output=True, check=True, timeout=60)
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        seconds.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-    assert min(seconds) < 0.4
-
-
 def test_the_reference_pages_are_up_to_date():
     script = ROOT / "scripts" / "make_reference.py"
     done = subprocess.run(

@@ -23,7 +23,7 @@ def add_parser(verbs: "argparse._SubParsersAction[Parser]") -> Parser:
 
 def run(args: argparse.Namespace) -> int:
     """Train and print the summary."""
-    from coterie.config.loading import load_recipe  # noqa: PLC0415
+    from coterie.config.loading import load_recipe  # noqa: PLC0415 - see cli.main
 
     recipe = load_recipe(args.recipe, overrides_from(args))
     from coterie import api  # noqa: PLC0415 - imports torch: seconds, and a wrong recipe should be told at once

@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("no join link was given", hint="copy the command that `coterie train` printed")
     join = JoinLink.from_text(text)
     settings = _settings(args)
-    import asyncio  # noqa: PLC0415
+    import asyncio  # noqa: PLC0415 - see cli.main
 
     from coterie.worker.program import run_worker  # noqa: PLC0415 - imports torch: seconds
 

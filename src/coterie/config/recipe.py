@@ -43,9 +43,6 @@ class ModelSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         ComputeDtype,
         Meta(description="Type of the arithmetic. Trained weights stay float32. bfloat16 is slow on CPUs without AMX."),
     ] = "float32"
-    trust_remote_code: Annotated[
-        bool, Meta(description="Run Python code that comes with the model. Only for models whose code you have read.")
-    ] = False
 
 
 class DataSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -24,7 +24,8 @@ from coterie.measure.allocator import use_tight_allocator
 from coterie.measure.process_memory import is_out_of_memory, reset_peak
 from coterie.models.stage import StageModule, build_stage
 from coterie.models.weights import MappingWeights
-from coterie.pipeline.executor import ExecutorSettings, StageExecutor
+from coterie.pipeline.executor import StageExecutor
+from coterie.pipeline.executor_settings import ExecutorSettings
 from coterie.pipeline.optimizer import StageOptimizer
 from coterie.pipeline.throttle import Throttle
 from coterie.schedules import make_schedule
