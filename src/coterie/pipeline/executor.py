@@ -97,6 +97,7 @@ class StageExecutor:
         step_ends = {action.step: index for index, action in enumerate(actions)}
         self._kind = schedule.kind
         self._first_step = first_step
+        self._set_dropout(on=schedule.kind != "forward")
         self._stash.open_segment(actions)
         try:
             for index, action in enumerate(actions):
@@ -111,6 +112,12 @@ class StageExecutor:
             raise
         assert not self._in_flight
         self._stash.install_current()
+
+    def _set_dropout(self, *, on: bool) -> None:
+        if on:
+            self._stage.train()
+        else:
+            self._stage.eval()
 
     def _run_action(self, action: Action, index: int) -> None:
         tally = self._tallies.setdefault(action.step, StepTally())

@@ -63,7 +63,6 @@ class TokenClassification(msgspec.Struct, frozen=True, kw_only=True):
             task=TokenClassification(labels=labels),
             splits=splits,
             config_overrides={
-                "num_labels": len(labels),
                 "id2label": dict(enumerate(labels)),
                 "label2id": {label: index for index, label in enumerate(labels)},
             },

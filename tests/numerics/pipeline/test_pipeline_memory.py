@@ -118,8 +118,6 @@ def test_a_frozen_embedding_on_a_stage_of_its_own_gets_no_gradient(lab: Any) -> 
 def test_forward_only_gives_predictions_and_losses_and_changes_nothing(lab: Any) -> None:
     case = lab.bert()
     pipeline = lab.Pipeline(case, case.cuts(3), ADAMW)
-    for stage in pipeline.stages:
-        stage.eval()
     before = pipeline.parameters()
     pipeline.run("forward", STEPS)
     model = lab.Reference(case, ADAMW).model.eval()
@@ -130,6 +128,20 @@ def test_forward_only_gives_predictions_and_losses_and_changes_nothing(lab: Any)
             logits = model(**part.inputs).logits
         assert torch.equal(pipeline.links.predictions[part.step, part.micro_batch], logits.argmax(-1))
     assert lab.equal(pipeline.parameters(), before)
+
+
+def test_dropout_is_off_in_evaluation_and_on_again_afterwards(lab: Any) -> None:
+    case = lab.bert()
+    evaluated = lab.Pipeline(case, case.cuts(2), ADAMW).run("forward", STEPS)
+    model = lab.Reference(case, ADAMW).model.eval()
+    for report in evaluated.links.losses:
+        part = lab.make_batch(report.step)[report.micro_batch]
+        with torch.no_grad():
+            loss = lab.TokenLoss().loss_sum(model(**part.inputs).logits, part.labels) if part.rows else torch.zeros(())
+        assert report.loss_sum == pytest.approx(loss.item(), rel=1e-6)
+    evaluated.links.losses.clear()
+    evaluated.run("flush", STEPS)
+    assert evaluated.losses == lab.Pipeline(case, case.cuts(2), ADAMW).run("flush", STEPS).losses
 
 
 def test_a_tied_trained_matrix_is_refused_without_a_flush(lab: Any) -> None:

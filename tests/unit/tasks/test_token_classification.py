@@ -192,7 +192,7 @@ def test_prepare_reads_all_splits_of_a_folder_and_settles_the_labels():
     }
     labels = tuple((sample_path("wikigold") / "labels.txt").read_text(encoding="utf-8").split())
     assert data.task.labels == labels
-    assert data.config_overrides["num_labels"] == 9
+    assert len(data.config_overrides["id2label"]) == 9
     assert labels_of_config(data.config_overrides["id2label"]) == labels
     assert labels_of_config({str(index): name for index, name in enumerate(labels)}) == labels
     assert data.config_overrides["label2id"]["B-PER"] == labels.index("B-PER")
