@@ -1,9 +1,10 @@
 """The whole trained model in memory, in transformers' or PEFT's own classes, so that they save it in their own way."""
 
-import json
 import warnings
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Literal
 
+import msgspec
 import torch
 
 from coterie.checkpoint.reading import Checkpoint
@@ -14,7 +15,8 @@ from coterie.models.adapters import ADAPTER, clean_name, is_adapter
 from coterie.models.anatomy import Anatomy, describe
 from coterie.models.skeleton import empty_model
 from coterie.models.source import ModelSource
-from coterie.models.weights import FolderWeights
+from coterie.models.weights import FolderWeights, WeightStore
+from coterie.models.whole import load_whole_model
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -39,23 +41,18 @@ def assemble_full(checkpoint: Checkpoint, source: ModelSource, dtype: ExportDtyp
     Under LoRA: with the adapters merged into the weights, in float32 before the conversion to `dtype`.
     """
     spec = checkpoint.manifest.terms.model
-    anatomy = describe(spec)
-    model = _empty(spec)
     weights = CheckpointWeights(checkpoint, FolderWeights(source, spec))
-    names = [name for name in anatomy.unit_of if not is_adapter(name)]
-    before = "float32" if spec.lora is not None else dtype
-    state = {name: _cast(name, tensor, before) for name, tensor in weights.get([*names, *anatomy.buffers]).items()}
-    state.update({slot: state[name] for slot, name in anatomy.slots.items()})
-    model.load_state_dict(state, strict=True, assign=True)
-    model.tie_weights()
-    if spec.lora is not None:
-        wrapped = _with_adapters(model, spec, anatomy, weights.get(_adapter_names(spec, anatomy)), source.name)
-        model = wrapped.merge_and_unload()
-        if dtype != "float32":
-            merged = {name: _cast(name, tensor, dtype) for name, tensor in model.state_dict().items()}
-            model.load_state_dict(merged, strict=True, assign=True)
-            model.tie_weights()
-    return model
+    plain = msgspec.structs.replace(spec, method="full", lora=None)
+    if spec.lora is None:
+        return load_whole_model(plain, _Cast(weights, dtype), use_cache=True)
+    model = load_whole_model(plain, weights, use_cache=True)
+    anatomy = describe(spec)
+    wrapped = _with_adapters(model, spec, anatomy, weights.get(_adapter_names(spec, anatomy)), source.name)
+    merged = wrapped.merge_and_unload()
+    for name, tensor in [*merged.named_parameters(), *merged.named_buffers()]:
+        tensor.data = _cast(name, tensor.data, dtype)
+    result: PreTrainedModel = merged
+    return result
 
 
 def assemble_adapter(checkpoint: Checkpoint, source: ModelSource, base_name: str, dtype: ExportDtype) -> "PeftModel":
@@ -65,7 +62,7 @@ def assemble_adapter(checkpoint: Checkpoint, source: ModelSource, base_name: str
     names = _adapter_names(spec, anatomy)
     weights = CheckpointWeights(checkpoint, FolderWeights(source, spec))
     state = {name: _cast(name, tensor, dtype) for name, tensor in weights.get(names).items()}
-    return _with_adapters(_empty(spec), spec, anatomy, state, base_name)
+    return _with_adapters(empty_model(spec), spec, anatomy, state, base_name)
 
 
 def peft_saved_modules(anatomy: Anatomy, lora: LoraSpec) -> tuple[str, ...]:
@@ -81,13 +78,16 @@ def peft_saved_modules(anatomy: Anatomy, lora: LoraSpec) -> tuple[str, ...]:
     return tuple(sorted(tops))
 
 
-def _empty(spec: ModelSpec) -> "PreTrainedModel":
-    """The empty model with the user's own `use_cache`: training switches it off, whoever loads the result wants it."""
-    model = empty_model(spec)
-    original = type(model.config).from_dict(json.loads(spec.config_json))
-    if hasattr(original, "use_cache"):
-        model.config.use_cache = original.use_cache
-    return model
+class _Cast:
+    """Another store's tensors in another type."""
+
+    def __init__(self, weights: WeightStore, dtype: ExportDtype) -> None:
+        self._weights = weights
+        self._dtype = dtype
+
+    def get(self, names: Iterable[str]) -> dict[str, torch.Tensor]:
+        """See `WeightStore.get`."""
+        return {name: _cast(name, tensor, self._dtype) for name, tensor in self._weights.get(names).items()}
 
 
 def _adapter_names(spec: ModelSpec, anatomy: Anatomy) -> list[str]:

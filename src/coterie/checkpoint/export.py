@@ -15,6 +15,7 @@ from coterie.checkpoint.durable import PARTIAL, publish_folder, remove_folder, s
 from coterie.checkpoint.model_card import CardFacts, model_card
 from coterie.checkpoint.reading import Checkpoint
 from coterie.errors import ModelError, StorageError, UsageError
+from coterie.models.skeleton import config_of
 from coterie.models.source import ModelSource
 
 RECORD = "coterie.json"
@@ -121,7 +122,7 @@ def _adapter_saver(
     def save(partial: Path) -> None:
         # An embedding in `modules_to_save` is saved anyway; PEFT would ask the hub to guess whether it was resized.
         model.save_pretrained(str(partial), save_embedding_layers=False)
-        model.get_base_model().config.save_pretrained(partial)
+        config_of(checkpoint.manifest.terms.model).save_pretrained(partial)
 
     return save
 
