@@ -81,6 +81,10 @@ def test_words_keep_spaces_that_do_not_separate_columns(tmp_path):
     ]
 
 
+def test_only_the_space_itself_separates_space_separated_columns(tmp_path):
+    assert pairs(write(tmp_path, "a.conll", "x\u00a0y  O\n\u3000 O \n")) == [[("x\u00a0y", "O"), ("\u3000", "O")]]
+
+
 def test_stray_inside_tags_are_repaired_and_counted(tmp_path):
     file = read_sentences(write(tmp_path, "a.conll", "a\tB-PER\nb\tO\nc\tI-LOC\nd\tI-LOC\ne\tI-PER\n"))
     assert file.scheme == "IOB2"
