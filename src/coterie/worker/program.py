@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import platform
+import signal
 import threading
 import uuid
 from collections.abc import Callable
@@ -41,7 +42,14 @@ from coterie.cluster.messages import (
     unpack,
 )
 from coterie.cluster.wire_version import WIRE_VERSION
-from coterie.errors import CoterieError, NetworkError, ProtocolError, WorkerLostError, error_from_slug
+from coterie.errors import (
+    CoterieError,
+    InterruptedRunError,
+    NetworkError,
+    ProtocolError,
+    WorkerLostError,
+    error_from_slug,
+)
 from coterie.ids import COORDINATOR, RunId, WorkerId
 from coterie.logs import get_logger
 from coterie.measure.allocator import use_one_arena
@@ -124,7 +132,10 @@ class WorkerProgram:
             self._spawn(self._beat())
             await self._ended
         except CoterieError as error:
-            await self._report(error)
+            await self._report(Failed(slug=error.slug, message=error.message, hint=error.hint))
+            raise
+        except asyncio.CancelledError:
+            await self._report(Goodbye(reason="stopped by its owner"))
             raise
         finally:
             await self._close(server)
@@ -326,12 +337,12 @@ class WorkerProgram:
         for outbox in self._outboxes.values():
             outbox.fail(error)
 
-    async def _report(self, error: CoterieError) -> None:
-        """Tell the coordinator why; it may be gone itself."""
+    async def _report(self, message: Message) -> None:
+        """Tell the coordinator why this worker ends; it may be gone itself."""
         if self._link is not None and self._welcome.worker:
             with contextlib.suppress(CoterieError, TimeoutError):
                 async with asyncio.timeout(5):
-                    await self._send(Failed(slug=error.slug, message=error.message, hint=error.hint))
+                    await self._send(message)
 
     async def _close(self, server: FrameServer) -> None:
         if self._runner is not None:
@@ -363,9 +374,18 @@ def _host_id() -> str:
 
 
 async def run_worker(join: JoinLink, settings: WorkerSettings, say: Callable[[str], None]) -> None:
-    """Join a run and work for it until it is over; a first Ctrl-C or SIGTERM leaves in order.
+    """Join a run and work for it until it is over. Ctrl-C or SIGTERM: tell the coordinator and leave.
 
     Raises:
+        InterruptedRunError: Stopped by its owner.
         CoterieError: Refused, lost the coordinator, or failed.
     """
-    await WorkerProgram(settings, say).run(join)
+    task = asyncio.current_task()
+    assert task is not None
+    with contextlib.suppress(NotImplementedError, ValueError):  # Windows, or not the main thread
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    try:
+        await WorkerProgram(settings, say).run(join)
+    except asyncio.CancelledError:
+        task.uncancel()
+        raise InterruptedRunError("the worker was stopped by its owner") from None
