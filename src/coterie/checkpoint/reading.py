@@ -66,7 +66,7 @@ class Checkpoint:
         parameters: dict[str, Tensor] = {}
         optimizer_state: dict[str, dict[str, Tensor]] = {}
         for unit in sorted({unit_of[name] for name in names}):
-            some, state = self._read(self._shard(unit), names)
+            some, state = self._read(self._shard(unit), frozenset(names))
             parameters.update(some)
             optimizer_state.update(state)
         return parameters, optimizer_state
@@ -93,7 +93,7 @@ class Checkpoint:
             raise CheckpointError(f"the checkpoint of step {self.step} has no unit {unit}; it has {list(self.units)}")
         return shard
 
-    def _read(self, shard: ShardEntry, names: Collection[str] | None) -> UnitState:
+    def _read(self, shard: ShardEntry, names: frozenset[str] | None) -> UnitState:
         # In the manifest's order, which is the order they were given in: optimizers number parameters by order.
         parameters: dict[str, Tensor] = {}
         optimizer_state: dict[str, dict[str, Tensor]] = {}
