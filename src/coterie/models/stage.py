@@ -113,6 +113,9 @@ class StageModule:
             are of the type that the whole model would have there.
         """
         assert (hidden is None) == self.is_first, "exactly the first stage takes no hidden states"
+        if self._bfloat16 and hidden is not None:
+            # Autocast caches its cast of a leaf, and so would add up the blocks' gradients of it in bfloat16.
+            hidden = hidden.view_as(hidden)
         known = {name: tensor for name, tensor in inputs.items() if name in self._accepted}
         self._call = Call(hidden, key, recompute)
         try:
@@ -184,7 +187,7 @@ def build_stage(
         first_unit: First own unit.
         stop_unit: One past the last own unit.
         weights: Where the own parameters come from; None on the meta device.
-        device: Where the stage computes; `meta` gives shapes without values, to measure.
+        device: Where the stage computes; `meta` gives shapes without values; it cannot run a forward.
 
     Raises:
         UnsupportedModelError: The model cannot be cut.

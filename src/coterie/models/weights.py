@@ -130,12 +130,14 @@ class _Reader:
 
     def read(self, key: str) -> torch.Tensor:
         """One tensor as float32 in memory of its own."""
+        from safetensors import SafetensorError  # noqa: PLC0415 - loads with the first read
+
         path = self._files[key]
         try:
             if path.suffix == ".safetensors":
                 return _as_float32(self._safetensors(path).get_tensor(key))  # type: ignore[attr-defined]
             return _as_float32(self._bin(path)[key]).clone()
-        except (OSError, RuntimeError, KeyError) as error:
+        except (SafetensorError, OSError, RuntimeError, KeyError) as error:
             raise ModelError(f"{key} cannot be read from {path}: {error}", hint="download the model again") from error
 
     def close(self) -> None:
