@@ -1,0 +1,144 @@
+"""Memory of a stage: sums done by hand, and one arithmetic for one stage and for all."""
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from coterie.planner.memory import (
+    DEFAULT_ALLOCATOR_PERCENT,
+    LINK_COPIES,
+    RUNTIME_BYTES,
+    TIGHT_ALLOCATOR_PERCENT,
+    MemorySettings,
+    all_stage_sizes,
+    estimate_memory,
+    stage_bytes,
+    stage_sizes,
+)
+from coterie.units import MIB
+
+
+def test_full_training_keeps_weights_gradients_two_moments_and_what_is_in_flight(make_model):
+    model = make_model(4)  # blocks of 28 MiB, ends of 4 MiB, 4 MiB saved, 0.5 MiB boundary, 2 MiB transient a row
+    estimate = estimate_memory(
+        model, (1, 3), rows=2, in_flight=3, settings=MemorySettings(allocator="tight"), base_bytes=300 * MIB
+    )
+    assert estimate.base == 300 * MIB
+    assert estimate.weights == estimate.gradients == 56 * MIB
+    assert estimate.optimizer == 112 * MIB
+    assert estimate.weight_versions == 0
+    assert estimate.activations == 3 * (2 * 2 * 4 * MIB * TIGHT_ALLOCATOR_PERCENT // 100)
+    assert estimate.transient == 4 * MIB * TIGHT_ALLOCATOR_PERCENT // 100
+    assert estimate.buffers == RUNTIME_BYTES + 2 * LINK_COPIES * 2 * MIB  # two links of 1 MiB
+    assert estimate.total == estimate.base + estimate.above_base
+
+
+@pytest.mark.parametrize(("schedule", "extra"), [("flush", 0), ("gpipe", 0), ("stash", 2), ("2bw", 1)])
+def test_each_schedule_keeps_its_further_weight_versions_of_what_is_trained(make_model, schedule, extra):
+    memory_settings = MemorySettings(schedule=schedule)
+    full = estimate_memory(make_model(4), (1, 3), rows=1, in_flight=3, settings=memory_settings)
+    frozen = estimate_memory(make_model(4, trained=False), (1, 3), rows=1, in_flight=3, settings=memory_settings)
+    assert full.weight_versions == extra * 56 * MIB
+    assert frozen.weight_versions == frozen.gradients == frozen.optimizer == 0
+    assert frozen.weights == 56 * MIB
+
+
+def test_recomputation_keeps_block_inputs_and_one_block(make_model):
+    model = make_model(4)
+    estimate = estimate_memory(
+        model, (0, 3), rows=1, in_flight=2, settings=MemorySettings(recompute=True, allocator="tight")
+    )
+    kept = 4 * MIB + 2 * MIB // 2  # what the embedding saves, two block inputs
+    assert estimate.activations == (
+        4 * MIB * TIGHT_ALLOCATOR_PERCENT // 100 + 2 * (kept * TIGHT_ALLOCATOR_PERCENT // 100)
+    )
+
+
+def test_the_default_allocator_costs_more_than_the_tight_one_for_activations_only(make_model):
+    loose, tight = (
+        estimate_memory(make_model(4), (1, 3), rows=2, in_flight=2, settings=MemorySettings(allocator=allocator))
+        for allocator in ("default", "tight")
+    )
+    assert loose.activations == 2 * (16 * MIB * DEFAULT_ALLOCATOR_PERCENT // 100)
+    assert loose.activations > tight.activations
+    assert loose.weights == tight.weights
+    assert loose.optimizer == tight.optimizer
+
+
+def test_tied_ends_on_two_stages_each_hold_the_matrix_and_one_stage_holds_it_once(make_model):
+    model = make_model(2, ends_mib=10, tied=True)
+    memory_settings = MemorySettings()
+    whole, first, last = (
+        estimate_memory(model, units, rows=1, in_flight=1, settings=memory_settings)
+        for units in ((0, 4), (0, 2), (2, 4))
+    )
+    assert whole.weights == (2 * 28 + 10) * MIB
+    assert whole.gradients == whole.weights
+    assert first.weights == last.weights == 38 * MIB
+    # The exchange needs a buffer for the other end's gradient, and only where ends are apart.
+    assert first.buffers - RUNTIME_BYTES == 10 * MIB + 2 * LINK_COPIES * MIB // 2
+    assert whole.buffers == RUNTIME_BYTES
+
+
+def test_a_frozen_tied_matrix_needs_no_exchange(make_model):
+    model = make_model(2, ends_mib=10, tied=True, trained=False)
+    first = estimate_memory(model, (0, 2), rows=1, in_flight=1, settings=MemorySettings())
+    assert first.buffers == RUNTIME_BYTES + 2 * LINK_COPIES * MIB // 2
+
+
+def test_forward_only_keeps_weights_and_working_memory(make_model):
+    estimate = estimate_memory(make_model(4), (1, 3), rows=2, in_flight=1, settings=MemorySettings(schedule="forward"))
+    assert estimate.gradients == estimate.optimizer == estimate.weight_versions == estimate.activations == 0
+    assert estimate.weights == 56 * MIB
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    seed=st.integers(0, 10_000),
+    rows=st.integers(1, 8),
+    depth=st.integers(1, 6),
+    schedule=st.sampled_from(["flush", "gpipe", "stash", "2bw", "forward"]),
+    recompute=st.booleans(),
+    allocator=st.sampled_from(["default", "tight"]),
+    device_type=st.sampled_from(["cpu", "cuda"]),
+)
+def test_the_search_counts_every_stage_to_the_byte_as_the_estimate_does(
+    random_request, seed, rows, depth, schedule, recompute, allocator, device_type
+):
+    model = random_request(seed).model
+    memory_settings = MemorySettings(
+        schedule=schedule, recompute=recompute, allocator=allocator, device_type=device_type
+    )
+    parts = stage_bytes(all_stage_sizes(model, rows), memory_settings)
+    units = len(model.layers)
+    for first in range(units):
+        for stop in range(first + 1, units + 1):
+            estimate = estimate_memory(model, (first, stop), rows=rows, in_flight=depth, settings=memory_settings)
+            assert estimate.above_base == parts.fixed[first, stop] + depth * parts.per_depth[first, stop]
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 10_000), rows=st.integers(1, 8))
+def test_more_rows_more_units_or_more_in_flight_never_take_less(random_request, seed, rows):
+    model = random_request(seed).model
+    units = len(model.layers)
+    memory_settings = MemorySettings(schedule="stash")
+
+    def peak(stop: int, rows: int, depth: int) -> int:
+        return estimate_memory(model, (0, stop), rows=rows, in_flight=depth, settings=memory_settings).total
+
+    base = peak(units, rows, 1)
+    assert peak(units, rows + 1, 1) >= base
+    assert peak(units, rows, 2) >= base
+    if units > 2:
+        assert stage_sizes(model, 0, units - 1, rows).saved <= stage_sizes(model, 0, units, rows).saved
+
+
+def test_an_estimate_survives_json(make_model):
+    estimate = estimate_memory(make_model(2), (0, 4), rows=1, in_flight=1, settings=MemorySettings())
+    assert msgspec.json.decode(msgspec.json.encode(estimate), type=type(estimate)) == estimate
+    assert all(
+        isinstance(value, int) and not isinstance(value, np.integer) for value in msgspec.structs.astuple(estimate)
+    )
