@@ -15,12 +15,12 @@ from coterie.config.loading import load_recipe
 from coterie.config.recipe import Recipe
 from coterie.config.writing import recipe_to_toml
 from coterie.coordinator.bookkeeping import summary_json
-from coterie.coordinator.job import Job, prepare_job
+from coterie.coordinator.job import Job, prepare_job, short_name
 from coterie.coordinator.observer import RunObserver
 from coterie.coordinator.run import RunOutcome, TrainingRun, check_resumable, checkpoint_folder
-from coterie.errors import CheckpointError, StorageError, UsageError, WorkerLostError
+from coterie.errors import CheckpointError, StorageError, UsageError
 from coterie.ids import RunId
-from coterie.local import LocalCluster
+from coterie.local import LocalFront
 from coterie.metrics.events import EventLog, read_events
 from coterie.metrics.plot import plot_run
 from coterie.metrics.records import AnyRecord, EvaluationRecord, SummaryRecord
@@ -111,59 +111,11 @@ def train(recipe: Recipe, observer: RunObserver) -> FinetuneResult:
 def _execute(
     job: Job, observer: RunObserver, sinks: Sink, store: CheckpointStore, checkpoint: Checkpoint | None
 ) -> RunOutcome:
-    with contextlib.ExitStack() as stack:
-        front = _LocalFront(job, observer, sinks, stack)
+    folder = Path(job.recipe.run.output) / "workers"
+    with LocalFront(job.recipe.cluster, observer, sinks=sinks, log_folder=folder) as front:
         run = TrainingRun(job, front, store)
-        front.run = run
+        front.end_with = run.session.end_with
         return asyncio.run(run.execute(checkpoint))
-
-
-class _LocalFront:
-    """Stands between run and observer: writes records down first, and starts local workers when they can join."""
-
-    def __init__(self, job: Job, observer: RunObserver, sinks: Sink, stack: contextlib.ExitStack) -> None:
-        self._job = job
-        self._observer = observer
-        self._sinks = sinks
-        self._stack = stack
-        self.run: TrainingRun | None = None
-
-    def joinable(self, join_link: str) -> None:
-        cluster = self._job.recipe.cluster
-        folder = Path(self._job.recipe.run.output) / "workers"
-        local = LocalCluster(cluster.effective_local_workers, join_link, log_folder=folder, on_exit=self._worker_ended)
-        self._stack.enter_context(local)
-        if not cluster.all_local:
-            self._observer.joinable(join_link)
-
-    def _worker_ended(self, name: str, code: int) -> None:
-        log_file = Path(self._job.recipe.run.output) / "workers" / f"worker-{name}.log"
-        if self.run is not None:
-            self.run.end_with(
-                WorkerLostError(
-                    f"the local worker {name} ended with exit code {code}{_last_line(log_file)}",
-                    hint=f"see {log_file}",
-                )
-            )
-
-    def notice(self, text: str) -> None:
-        self._observer.notice(text)
-
-    def planned(self, plan: Plan, explanation: str, steps: int) -> None:
-        self._observer.planned(plan, explanation, steps)
-
-    def record(self, record: AnyRecord) -> None:
-        self._sinks.write(record)
-        self._observer.record(record)
-
-
-def _last_line(log_file: Path) -> str:
-    """What a dead worker said last: its own error, if it could still say one."""
-    try:
-        lines = [line for line in log_file.read_text(errors="replace").splitlines() if line.startswith("error [")]
-    except OSError:
-        return ""
-    return f": {lines[-1]}" if lines else ""
 
 
 def _finish(job: Job, outcome: RunOutcome, folder: Path, observer: RunObserver) -> FinetuneResult:
@@ -171,7 +123,9 @@ def _finish(job: Job, outcome: RunOutcome, folder: Path, observer: RunObserver) 
     observer.notice(f"saving the model to {model_folder}")
     export_model(job.source, outcome.checkpoint, job.tokenizer.hf, model_folder)
     _write(folder / SUMMARY, summary_json(outcome.summary))
-    plot_run(read_events(folder / EVENTS), folder / PLOT, title=f"{job.source.name}, {job.recipe.train.method}")
+    plot_run(
+        read_events(folder / EVENTS), folder / PLOT, title=f"{short_name(job.source.name)}, {job.recipe.train.method}"
+    )
     return FinetuneResult(
         model_folder=model_folder,
         run_folder=folder,

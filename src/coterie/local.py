@@ -9,10 +9,17 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
-from coterie.config.recipe import LocalWorker
+from coterie.config.recipe import ClusterSection, LocalWorker
+from coterie.errors import CoterieError, WorkerLostError
 from coterie.logs import get_logger
+
+if TYPE_CHECKING:
+    from coterie.coordinator.observer import RunObserver
+    from coterie.metrics.records import AnyRecord
+    from coterie.metrics.sinks import Sink
+    from coterie.planner.plan import Plan
 
 log = get_logger(__name__)
 
@@ -107,3 +114,74 @@ class LocalCluster:
                 log.warning("worker process %d did not end when asked; it is killed", process.pid)
                 process.kill()
                 process.wait()
+
+
+class LocalFront:
+    """Stands between a run and its observer: writes records down first, and starts local workers when they can join.
+
+    `end_with` is to be set to what ends the run from another thread; a local worker that dies calls it.
+    """
+
+    def __init__(
+        self,
+        cluster: ClusterSection,
+        observer: "RunObserver",
+        *,
+        sinks: "Sink | None" = None,
+        log_folder: Path | None = None,
+    ) -> None:
+        self._cluster = cluster
+        self._observer = observer
+        self._sinks = sinks
+        self._log_folder = log_folder
+        self._workers: LocalCluster | None = None
+        self.end_with: Callable[[CoterieError], None] = lambda _error: None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._workers is not None:
+            self._workers.stop()
+
+    def joinable(self, join_link: str) -> None:
+        """See `RunObserver`."""
+        workers = self._cluster.effective_local_workers
+        self._workers = LocalCluster(workers, join_link, log_folder=self._log_folder, on_exit=self._worker_ended)
+        self._workers.__enter__()
+        if not self._cluster.all_local:
+            self._observer.joinable(join_link)
+
+    def _worker_ended(self, name: str, code: int) -> None:
+        assert self._workers is not None
+        log_file = self._workers.log_file(name)
+        self.end_with(
+            WorkerLostError(
+                f"the local worker {name} ended with exit code {code}{_last_error(log_file)}", hint=f"see {log_file}"
+            )
+        )
+
+    def notice(self, text: str) -> None:
+        """See `RunObserver`."""
+        self._observer.notice(text)
+
+    def planned(self, plan: "Plan", explanation: str, steps: int) -> None:
+        """See `RunObserver`."""
+        self._observer.planned(plan, explanation, steps)
+
+    def record(self, record: "AnyRecord") -> None:
+        """See `RunObserver`."""
+        if self._sinks is not None:
+            self._sinks.write(record)
+        self._observer.record(record)
+
+
+def _last_error(log_file: Path) -> str:
+    """What a dead worker said last: its own error, if it could still say one."""
+    try:
+        lines = [line for line in log_file.read_text(errors="replace").splitlines() if line.startswith("error [")]
+    except OSError:
+        return ""
+    return f": {lines[-1]}" if lines else ""

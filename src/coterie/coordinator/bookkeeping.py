@@ -1,12 +1,13 @@
 """Turns what workers report into records: steps, memory, evaluations, and the summary at the end."""
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import pairwise
 
 import msgspec
 
 from coterie.clock import Clock
+from coterie.cluster.messages import StageReady
 from coterie.coordinator.feeders import TrainingFeeder
 from coterie.coordinator.job import Job
 from coterie.coordinator.ledger import StepEntry
@@ -48,6 +49,11 @@ class Bookkeeper:
         self.base_bytes: dict[WorkerId, int] = {}
         self.link_paths: dict[WorkerId, str] = {}
         self.evaluations: dict[str, EvaluationRecord] = {}
+
+    def stages_stand(self, ready: Mapping[WorkerId, StageReady]) -> None:
+        """Note what the workers said when their stages were built."""
+        self.base_bytes = {worker: message.base_bytes for worker, message in ready.items()}
+        self.link_paths = {worker: message.link_to_next for worker, message in ready.items()}
 
     def training_begins(self) -> None:
         """Restart the stopwatch: setting up, an evaluation or a checkpoint is no part of the next step's time."""

@@ -37,6 +37,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         model_profile: Counted at the longest and the mean padded length of this run's micro-batches.
         data_digest, base_digest: What `coterie.checkpoint.resume` compares.
         notes: What the user should know of model, tokenizer and data.
+        forward_only: Nothing is trained: a split is only predicted or evaluated.
     """
 
     recipe: Recipe
@@ -53,6 +54,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     data_digest: str
     base_digest: str
     notes: tuple[str, ...]
+    forward_only: bool = False
 
     @property
     def training_rows(self) -> int:
@@ -102,7 +104,7 @@ def prepare_job(recipe: Recipe, run: RunId, tell: Callable[[str], None]) -> Job:
     }
     embedding_rows = max(anatomy.shapes[name][0] for name, unit in anatomy.unit_of.items() if unit == 0)
     check_vocabulary(tokenizer, [row.input_ids for split in encoded.values() for row in split.rows], embedding_rows)
-    tell(f"model {source.name}: {anatomy.unit_count - 2} blocks, {_parameter_count(anatomy)}")
+    tell(f"model {short_name(source.name)}: {anatomy.unit_count - 2} blocks, {_parameter_count(anatomy)}")
     for split in encoded.values():
         tell(split.summary.describe())
     weights = FolderWeights(source, spec)
@@ -118,16 +120,27 @@ def prepare_job(recipe: Recipe, run: RunId, tell: Callable[[str], None]) -> Job:
         task=task,
         splits=encoded,
         optimizer=_optimizer(recipe, len(encoded["train"].rows)),
-        model_profile=_profile(recipe, spec, encoded["train"], source.name),
+        model_profile=_profile(recipe, spec, encoded["train"], short_name(source.name)),
         data_digest=_data_digest(encoded["train"].rows),
         base_digest=_base_digest(source.folder),
         notes=(*tokenizer.notes, *notes, *new_layers),
     )
 
 
+def short_name(name: str) -> str:
+    """A model's name for tables: the end of a long path, which is what tells models apart."""
+    parts = Path(name).parts
+    return name if len(parts) <= 2 else f"…/{'/'.join(parts[-2:])}"
+
+
 def _read_data(recipe: Recipe) -> tuple[Task, dict[str, Split], dict[str, object], tuple[str, ...]]:
     options = ReadOptions(
-        format=recipe.data.format, text_column=recipe.data.text_column, label_column=recipe.data.label_column
+        format=recipe.data.format,
+        text_column=recipe.data.text_column,
+        label_column=recipe.data.label_column,
+        sentence_column=recipe.data.sentence_column,
+        tag_names=recipe.data.tag_names,
+        encoding=recipe.data.encoding,
     )
     files = DataFiles(train=recipe.data.train, dev=recipe.data.dev, test=recipe.data.test, options=options)
     data = get_task(recipe.data.task).prepare(files)

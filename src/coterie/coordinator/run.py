@@ -6,34 +6,25 @@ import math
 from pathlib import Path
 
 import msgspec
-from aiohttp import web
 
 from coterie import __version__
 from coterie.checkpoint.manifest import Manifest, RunTerms
 from coterie.checkpoint.reading import Checkpoint
 from coterie.checkpoint.resume import check_resume
 from coterie.checkpoint.store import CheckpointStore
-from coterie.clock import Clock, SystemClock
-from coterie.cluster.messages import Assign, StageReady, Stop
+from coterie.clock import Clock
 from coterie.coordinator.bookkeeping import Bookkeeper
 from coterie.coordinator.evaluation import evaluate_split
 from coterie.coordinator.feeders import TrainingFeeder
-from coterie.coordinator.gathering import measure_cluster
 from coterie.coordinator.job import Job
-from coterie.coordinator.members import Members
 from coterie.coordinator.observer import RunObserver
-from coterie.coordinator.planning import make_run_plan
 from coterie.coordinator.segments import boundaries, cut_segments
-from coterie.coordinator.shards import ShardSource, keep_state, send_stage, trained_shapes
-from coterie.coordinator.stopping import StopRequests
+from coterie.coordinator.session import Session
+from coterie.coordinator.shards import keep_state, trained_shapes
 from coterie.coordinator.trainer import Trainer
-from coterie.errors import CoterieError, InterruptedRunError, ProtocolError
-from coterie.ids import WorkerId
-from coterie.metrics.records import FaultRecord, PlanRecord, StartRecord, SummaryRecord
+from coterie.errors import InterruptedRunError
+from coterie.metrics.records import PlanRecord, StartRecord, SummaryRecord
 from coterie.planner.plan import Plan
-from coterie.transport.addresses import own_addresses
-from coterie.transport.join_link import JoinLink, JoinTokens
-from coterie.transport.server import FrameServer
 from coterie.units import format_seconds
 
 LOSS_TAIL = 50
@@ -50,29 +41,13 @@ class RunOutcome(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 
 class TrainingRun:
-    """One run of a job on whichever workers join. `stop` may be asked to end it from outside."""
+    """One run of a job on whichever workers join; `session` is what may be ended from outside."""
 
     def __init__(self, job: Job, observer: RunObserver, store: CheckpointStore, *, clock: Clock | None = None) -> None:
         self._job = job
         self._observer = observer
         self._store = store
-        self._clock = clock or SystemClock()
-        self._cluster = job.recipe.cluster
-        self._tokens = JoinTokens()
-        self._members = Members(
-            job.run,
-            self._tokens,
-            self._clock,
-            heartbeat_s=self._cluster.heartbeat_s,
-            silence_limit_s=self._cluster.heartbeat_timeout_s,
-        )
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self.stop = StopRequests()
-
-    def end_with(self, error: CoterieError) -> None:
-        """End the run from another thread: something outside of it has failed, such as a local worker's process."""
-        if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._members.post, error)
+        self.session = Session(job, observer, clock=clock)
 
     async def execute(self, resume_from: Checkpoint | None = None) -> RunOutcome:
         """Run to the end.
@@ -81,42 +56,24 @@ class TrainingRun:
             InterruptedRunError: A stop was requested; a checkpoint was kept.
             CoterieError: What ended the run; checkpoints made before stay.
         """
-        task = asyncio.current_task()
-        assert task is not None
-        self._loop = asyncio.get_running_loop()
-        server = FrameServer(self._members.admit, app=_front_page())
-        beat = asyncio.create_task(self._members.beat())
-        farewell = "finished"
-        try:
-            with self.stop.listening(task):
-                await server.start(self._cluster.listen_host, self._cluster.port)
-                return await self._train(server, resume_from)
-        except CoterieError as error:
-            farewell = error.message
-            self._observer.record(FaultRecord(slug=error.slug, message=error.message))
-            raise
-        except asyncio.CancelledError:
-            if not self.stop.requested:
-                raise
-            task.uncancel()
-            farewell = "stopped"
-            raise InterruptedRunError(
-                "the run was stopped", hint="continue from the last checkpoint with --resume"
-            ) from None
-        finally:
-            beat.cancel()
-            await self._members.dismiss(Stop(reason=farewell))
-            await server.close()
+        return await self.session.run(
+            lambda: self._train(resume_from), advice="continue from the last checkpoint with --resume"
+        )
 
-    async def _train(self, server: FrameServer, resume_from: Checkpoint | None) -> RunOutcome:
-        await self._gather(server)
-        plan = await self._plan(resume_from)
+    async def _train(self, resume_from: Checkpoint | None) -> RunOutcome:
+        session, clock = self.session, self.session.clock
+        await session.gather()
+        plan, explanation = await session.plan(
+            micro_batches=resume_from.manifest.terms.micro_batches if resume_from else None
+        )
+        self._observer.planned(plan, explanation, self._job.total_steps)
+        self._observer.record(PlanRecord.of(plan))
         first_step = resume_from.step if resume_from else 0
         feeder = TrainingFeeder(self._job, plan.micro_batches)
-        books = Bookkeeper(self._job, plan, feeder, self._observer.record, self._clock)
-        self._members.on_heartbeat = books.heartbeat
-        trainer = Trainer(self._members, plan, feeder, books.step)
-        await self._hand_out(plan, resume_from, books)
+        books = Bookkeeper(self._job, plan, feeder, self._observer.record, clock)
+        session.members.on_heartbeat = books.heartbeat
+        trainer = Trainer(session.members, plan, feeder, books.step)
+        books.stages_stand(await session.hand_out(plan, resume_from))
         self._observer.record(
             StartRecord(
                 run=self._job.run,
@@ -131,76 +88,15 @@ class TrainingRun:
         if checkpoint is None:
             raise InterruptedRunError("the run was stopped before its first step")
         if "test" in self._job.splits:
-            books.evaluation(await evaluate_split(trainer, self._job, "test", self._job.total_steps, self._clock))
+            books.evaluation(await evaluate_split(trainer, self._job, "test", self._job.total_steps, clock))
         summary = books.summary(self._job.recipe.run.output)
         self._observer.record(summary)
         return RunOutcome(plan=plan, summary=summary, losses=tuple(books.losses), checkpoint=checkpoint)
 
-    async def _gather(self, server: FrameServer) -> None:
-        """Publish the join link and wait for the workers."""
-        wanted = self._cluster.workers_expected
-        local = self._cluster.listen_host in ("127.0.0.1", "localhost", "::1")
-        join = JoinLink(
-            hosts=("127.0.0.1",) if local else own_addresses(),
-            port=server.port,
-            fingerprint=server.fingerprint,
-            token=self._tokens.issue(uses=wanted),
-        )
-        self._observer.joinable(join.to_text())
-        self._observer.notice(f"waiting for {wanted} worker{'s' if wanted > 1 else ''}")
-        await self._members.wait_for(wanted, self._cluster.join_timeout_s)
-
-    async def _plan(self, resume_from: Checkpoint | None) -> Plan:
-        recipe = self._job.recipe
-        rows = max(recipe.train.batch_rows // 4, 1), max(recipe.train.batch_rows, 2)
-        cluster = await measure_cluster(self._members, self._job.spec, self._job.model_profile, rows, self._observer)
-        fixed = resume_from.manifest.terms.micro_batches if resume_from else None
-        plan, explanation = make_run_plan(self._job, cluster, micro_batches=fixed)
-        self._observer.planned(plan, explanation, self._job.total_steps)
-        self._observer.record(PlanRecord.of(plan))
-        return plan
-
-    async def _hand_out(self, plan: Plan, resume_from: Checkpoint | None, books: Bookkeeper) -> None:
-        """Give each stage its assignment and weights, and wait until all are built."""
-        source = ShardSource(self._job.anatomy, self._job.weights, resume_from)
-        tied = self._tied_peers(plan)
-        for stage in plan.stages:
-            member = self._members.by_id[stage.worker]
-            trained_below = any(self._job.anatomy.trainable[: stage.first_unit])
-            await member.send(
-                Assign(
-                    run=self._job.run,
-                    plan=plan,
-                    stage=stage.stage,
-                    spec=self._job.spec,
-                    optimizer=self._job.optimizer,
-                    task=self._job.task.name,
-                    gradient_below=trained_below,
-                    tied_peer=tied.get(stage.worker, WorkerId("")),
-                    resumed_step=resume_from.step if resume_from else 0,
-                )
-            )
-            await send_stage(member, plan, stage.stage, source, self._job.run)
-        waiting = {stage.worker for stage in plan.stages}
-        while waiting:
-            event = await self._members.next_event()
-            if not isinstance(event.message, StageReady):
-                raise ProtocolError(f"{event.member.hello.name} sent {event.frame.header.kind} before its stage stood")
-            waiting.discard(event.member.worker)
-            books.base_bytes[event.member.worker] = event.message.base_bytes
-            books.link_paths[event.member.worker] = event.message.link_to_next
-
-    def _tied_peers(self, plan: Plan) -> dict[WorkerId, WorkerId]:
-        """Who exchanges the gradient of a trained tied matrix with whom."""
-        tied = self._job.anatomy.tied
-        first, last = plan.stages[0].worker, plan.stages[-1].worker
-        trained = tied is not None and any(tied.name in names for names in self._job.anatomy.trainable)
-        return {first: last, last: first} if trained and first != last else {}
-
     async def _run_steps(self, trainer: Trainer, books: Bookkeeper, first_step: int) -> Checkpoint | None:
         """All steps from `first_step` on, with checkpoints and evaluations where they fall; the last checkpoint."""
         job = self._job
-        self.stop.on_first = lambda: self._ask_to_stop(trainer)
+        self.session.stop.on_first = lambda: self._ask_to_stop(trainer)
         per_epoch = job.steps_per_epoch
         points = boundaries(
             first_step, job.total_steps, steps_per_epoch=per_epoch, checkpoint_every=job.recipe.run.checkpoint_every
@@ -218,7 +114,7 @@ class TrainingRun:
                 )
             ends_epoch = step % per_epoch == 0 or step == job.total_steps
             if ends_epoch and "dev" in job.splits and job.recipe.run.evaluate_every_epoch:
-                books.evaluation(await evaluate_split(trainer, job, "dev", step, self._clock))
+                books.evaluation(await evaluate_split(trainer, job, "dev", step, self.session.clock))
         return checkpoint
 
     def _ask_to_stop(self, trainer: Trainer) -> bool:
@@ -276,17 +172,6 @@ def estimate(plan: Plan, steps: int) -> str:
 
 def _libraries() -> dict[str, str]:
     return {name: importlib.metadata.version(name) for name in ("coterie", "torch", "transformers", "peft")}
-
-
-def _front_page() -> web.Application:
-    """What a browser sees at the port: that this is a coordinator, and nothing about the run."""
-
-    async def front(_request: web.Request) -> web.Response:
-        return web.Response(text=f"coterie {__version__} coordinator\n")
-
-    app = web.Application()
-    app.router.add_get("/", front)
-    return app
 
 
 def checkpoint_folder(output: str) -> Path:

@@ -1,0 +1,161 @@
+"""One coordinator and the workers around it: the open port, who joins, the plan, stages handed out, the farewell."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from aiohttp import web
+
+from coterie import __version__
+from coterie.checkpoint.reading import Checkpoint
+from coterie.clock import Clock, SystemClock
+from coterie.cluster.messages import Assign, StageReady, Stop
+from coterie.coordinator.gathering import measure_cluster
+from coterie.coordinator.job import Job
+from coterie.coordinator.members import Members
+from coterie.coordinator.observer import RunObserver
+from coterie.coordinator.planning import make_job_plan
+from coterie.coordinator.shards import ShardSource, send_stage
+from coterie.coordinator.stopping import StopRequests
+from coterie.errors import CoterieError, InterruptedRunError, ProtocolError
+from coterie.ids import WorkerId
+from coterie.metrics.records import FaultRecord
+from coterie.planner.plan import Plan
+from coterie.profiles.cluster_profile import ClusterProfile
+from coterie.transport.addresses import own_addresses
+from coterie.transport.join_link import JoinLink, JoinTokens
+from coterie.transport.server import FrameServer
+
+_T = TypeVar("_T")
+
+
+class Session:
+    """What training, forward runs and plans have in common. `stop` may be asked to end it from outside."""
+
+    def __init__(self, job: Job, observer: RunObserver, *, clock: Clock | None = None) -> None:
+        self._job = job
+        self._observer = observer
+        self._cluster = job.recipe.cluster
+        self.clock = clock or SystemClock()
+        self._tokens = JoinTokens()
+        self.members = Members(
+            job.run,
+            self._tokens,
+            self.clock,
+            heartbeat_s=self._cluster.heartbeat_s,
+            silence_limit_s=self._cluster.heartbeat_timeout_s,
+        )
+        self._server = FrameServer(self.members.admit, app=_front_page())
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self.stop = StopRequests()
+
+    def end_with(self, error: CoterieError) -> None:
+        """End it from another thread: something outside has failed, such as a local worker's process."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self.members.post, error)
+
+    async def run(self, work: Callable[[], Awaitable[_T]], *, advice: str = "") -> _T:
+        """Open the port, do the work, and tell every worker goodbye, whatever happened; `advice` is for who stops it.
+
+        Raises:
+            InterruptedRunError: A stop was requested.
+            CoterieError: What ended the work.
+        """
+        task = asyncio.current_task()
+        assert task is not None
+        self._loop = asyncio.get_running_loop()
+        beat = asyncio.create_task(self.members.beat())
+        farewell = "finished"
+        try:
+            with self.stop.listening(task):
+                await self._server.start(self._cluster.listen_host, self._cluster.port)
+                return await work()
+        except CoterieError as error:
+            farewell = error.message
+            self._observer.record(FaultRecord(slug=error.slug, message=error.message))
+            raise
+        except asyncio.CancelledError:
+            if not self.stop.requested:
+                raise
+            task.uncancel()
+            farewell = "stopped"
+            raise InterruptedRunError("the run was stopped", hint=advice) from None
+        finally:
+            beat.cancel()
+            await self.members.dismiss(Stop(reason=farewell))
+            await self._server.close()
+
+    async def gather(self) -> None:
+        """Publish the join link and wait for the workers."""
+        wanted = self._cluster.workers_expected
+        local = self._cluster.listen_host in ("127.0.0.1", "localhost", "::1")
+        join = JoinLink(
+            hosts=("127.0.0.1",) if local else own_addresses(),
+            port=self._server.port,
+            fingerprint=self._server.fingerprint,
+            token=self._tokens.issue(uses=wanted),
+        )
+        self._observer.joinable(join.to_text())
+        self._observer.notice(f"waiting for {wanted} worker{'s' if wanted > 1 else ''}")
+        await self.members.wait_for(wanted, self._cluster.join_timeout_s)
+
+    async def measure(self) -> ClusterProfile:
+        """Profiles of the devices that joined and of the links between them."""
+        job = self._job
+        rows = max(job.recipe.train.batch_rows // 4, 1), max(job.recipe.train.batch_rows, 2)
+        return await measure_cluster(self.members, job.spec, job.model_profile, rows, self._observer)
+
+    async def plan(self, *, micro_batches: int | None = None) -> tuple[Plan, str]:
+        """Measure whoever joined, plan, and explain; `micro_batches` is set when a run is resumed.
+
+        Raises:
+            DoesNotFitError: No plan fits.
+        """
+        return make_job_plan(self._job, await self.measure(), micro_batches=micro_batches)
+
+    async def hand_out(self, plan: Plan, resume_from: Checkpoint | None) -> dict[WorkerId, StageReady]:
+        """Give each stage its assignment and weights, and wait until all are built: what each worker says then."""
+        job = self._job
+        source = ShardSource(job.anatomy, job.weights, resume_from)
+        tied = self._tied_peers(plan)
+        for stage in plan.stages:
+            member = self.members.by_id[stage.worker]
+            await member.send(
+                Assign(
+                    run=job.run,
+                    plan=plan,
+                    stage=stage.stage,
+                    spec=job.spec,
+                    optimizer=job.optimizer,
+                    task=job.task.name,
+                    gradient_below=any(job.anatomy.trainable[: stage.first_unit]),
+                    tied_peer=tied.get(stage.worker, WorkerId("")),
+                    resumed_step=resume_from.step if resume_from else 0,
+                )
+            )
+            await send_stage(member, plan, stage.stage, source, job.run)
+        ready: dict[WorkerId, StageReady] = {}
+        while len(ready) < len(plan.stages):
+            event = await self.members.next_event()
+            if not isinstance(event.message, StageReady):
+                raise ProtocolError(f"{event.member.hello.name} sent {event.frame.header.kind} before its stage stood")
+            ready[event.member.worker] = event.message
+        return ready
+
+    def _tied_peers(self, plan: Plan) -> dict[WorkerId, WorkerId]:
+        """Who exchanges the gradient of a trained tied matrix with whom."""
+        tied = self._job.anatomy.tied
+        first, last = plan.stages[0].worker, plan.stages[-1].worker
+        trained = tied is not None and any(tied.name in names for names in self._job.anatomy.trainable)
+        return {first: last, last: first} if trained and first != last else {}
+
+
+def _front_page() -> web.Application:
+    """What a browser sees at the port: that this is a coordinator, and nothing about the run."""
+
+    async def front(_request: web.Request) -> web.Response:
+        return web.Response(text=f"coterie {__version__} coordinator\n")
+
+    app = web.Application()
+    app.router.add_get("/", front)
+    return app
