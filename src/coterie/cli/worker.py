@@ -28,6 +28,9 @@ def add_parser(verbs: "argparse._SubParsersAction[Parser]") -> Parser:
     parser.add_argument(
         "--no-direct-links", action="store_true", help="open no port: send everything through the coordinator"
     )
+    parser.add_argument(
+        "--measure-again", action="store_true", help="measure this device anew, whatever earlier runs have kept"
+    )
     return parser
 
 
@@ -57,6 +60,7 @@ def _settings(args: argparse.Namespace) -> WorkerSettings:
         threads=_threads(args.threads),
         device_type=args.device,
         direct_links=not args.no_direct_links,
+        measure_again=args.measure_again,
     )
 
 

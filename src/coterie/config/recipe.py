@@ -75,6 +75,14 @@ class DataSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         int | Text | None,
         Meta(description="Column of the labels: its name, or its number (-1 is the last). Default: the usual one."),
     ] = None
+    sentence_column: Annotated[
+        NonNegativeInt | Text | None,
+        Meta(description="In CSV files: the column that says which sentence a word belongs to."),
+    ] = None
+    tag_names: Annotated[
+        tuple[Text, ...], Meta(description="What tags written as integers mean, in order: the first is tag 0.")
+    ] = ()
+    encoding: Annotated[str, Meta(min_length=1, description="Encoding of the data files.")] = "utf-8"
     max_tokens: Annotated[
         Annotated[int, Meta(ge=4)] | None,
         Meta(description="Longest row in tokens, longer ones are cut. Default: the model's context."),
@@ -137,7 +145,7 @@ class TrainSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ] = "auto"
     group_by_length: Annotated[
         bool, Meta(description="Put rows of similar length into one batch: less padding, less random order.")
-    ] = False
+    ] = True
 
 
 class PlanSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -54,7 +54,6 @@ from coterie.ids import COORDINATOR, RunId, WorkerId
 from coterie.logs import get_logger
 from coterie.measure.allocator import use_one_arena
 from coterie.measure.budget import memory_budget
-from coterie.measure.device_profile import profile_device
 from coterie.measure.process_memory import current_rss_bytes, limit_memory
 from coterie.profiles.cluster_profile import LinkProfile
 from coterie.tensors.codecs import decode
@@ -65,6 +64,7 @@ from coterie.transport.join_link import JoinLink
 from coterie.transport.server import FrameServer
 from coterie.transport.stream_link import StreamLink
 from coterie.units import MIB
+from coterie.worker.device import RESERVE_PERCENT, measured_device, plannable_bytes
 from coterie.worker.mailbox import Mailbox
 from coterie.worker.network_ports import NORM_TOTAL, NetworkPorts, Place
 from coterie.worker.outbox import Outbox
@@ -84,9 +84,6 @@ NEWS_S = 3.0
 
 COMPUTE_END_S = 20.0
 """How long the compute thread has to come out of what it does; ending the process under it would crash it."""
-
-RESERVE_PERCENT = 5
-"""Part of the budget that no plan uses: a prediction may be that far off, and so may other programs' needs."""
 
 _DATA_KINDS = (BATCH, HIDDEN, GRADIENT, TIED)
 
@@ -154,7 +151,7 @@ class WorkerProgram:
                 name=settings.name,
                 device_type=settings.device_type,
                 threads=settings.threads,
-                memory_bytes=_plannable(budget.bytes),
+                memory_bytes=plannable_bytes(budget.bytes),
                 host_id=_host_id(),
                 hosts=own_addresses(),
                 port=server.port,
@@ -216,19 +213,7 @@ class WorkerProgram:
 
     async def _profile(self, request: ProfileRequest) -> None:
         self._say("measuring this device")
-        budget = memory_budget(self._settings.memory_bytes, device_type=self._settings.device_type)
-        profile = await asyncio.to_thread(
-            profile_device,
-            request.spec,
-            request.model,
-            worker=self._welcome.worker,
-            name=self._settings.name,
-            device_type=self._settings.device_type,
-            threads=self._settings.threads,
-            memory=_plannable(budget.bytes),
-            throttle_speed=self._settings.speed if self._settings.speed < 1 else None,
-            rows=request.rows,
-        )
+        profile = await asyncio.to_thread(measured_device, self._settings, request, self._welcome.worker)
         await self._send(Profiled(profile=profile))
 
     async def _measure_links(self, request: MeasureLinks) -> None:
@@ -357,11 +342,6 @@ class WorkerProgram:
         if self._link is not None:
             await self._link.close()
         await server.close()
-
-
-def _plannable(budget_bytes: int) -> int:
-    """What a plan may use of a budget."""
-    return budget_bytes - budget_bytes * RESERVE_PERCENT // 100
 
 
 def _host_id() -> str:

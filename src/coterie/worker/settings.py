@@ -16,6 +16,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
         threads: Compute threads.
         device_type: Where the stage runs.
         direct_links: Listen for the stage before this one; off, everything goes through the coordinator.
+        measure_again: Do not use what an earlier run has measured of this device.
     """
 
     name: str
@@ -25,3 +26,4 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     threads: int = 1
     device_type: DeviceType = "cpu"
     direct_links: bool = True
+    measure_again: bool = False
