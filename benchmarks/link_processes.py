@@ -1,10 +1,12 @@
 """The two programs that `links.py` starts: a receiver and a sender, each in a process of its own.
 
-    python link_processes.py receive KIND HOST FRAMES
-    python link_processes.py send KIND HOST FRAMES PORT FINGERPRINT RATE
+    python link_processes.py receive KIND HOST FRAMES ACKS
+    python link_processes.py send KIND HOST FRAMES ACKS PORT FINGERPRINT RATE
 
-KIND is `frames` or `socket` (a plain blocking socket, the same frame bytes), with `-tls` for TLS. RATE in bytes per
-second paces the sender; 0 does not. The receiver prints its port, then its CPU per frame; both print JSON lines.
+KIND is `frames` or `socket` (a plain blocking socket, the same frame bytes), with `-tls` for TLS. ACKS is `each` or
+`ends`: whether every frame is acknowledged before the next is sent, or only the first (which warms up) and the last.
+RATE in bytes per second paces the sender; 0 does not. The receiver prints its port, then its CPU seconds per frame
+after the first; the sender the wall seconds from the first frame's acknowledgement to the last one's. All in JSON.
 """
 
 import asyncio
@@ -13,6 +15,7 @@ import socket
 import sys
 import time
 
+import msgspec
 import numpy as np
 
 from coterie.transport.certificates import client_context, make_identity, server_context
@@ -45,69 +48,95 @@ class CpuMeter:
 
     def __init__(self) -> None:
         self._last_s = time.process_time()
-        self.per_frame_s: list[float] = []
+        self._per_frame_s: list[float] = []
 
     def frame_done(self) -> None:
         """Take the CPU since the last frame."""
         now_s = time.process_time()
-        self.per_frame_s.append(now_s - self._last_s)
+        self._per_frame_s.append(now_s - self._last_s)
         self._last_s = now_s
+
+    def say(self) -> None:
+        """Print all but the first frame's."""
+        say(cpu_s=self._per_frame_s[1:])
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """What the command line asks for."""
+
+    tls: bool
+    host: str
+    frames: int
+    ack_each: bool
+    port: int = 0
+    fingerprint: str = ""
+    rate: float = 0.0
+
+    def is_acknowledged(self, index: int) -> bool:
+        """Whether frame `index` is answered."""
+        return self.ack_each or index in (0, self.frames - 1)
 
 
 # ---- receivers
 
 
-async def receive_frames(*, tls: bool, host: str, frames: int) -> None:
+async def receive_frames(job: Job) -> None:
     finished = asyncio.Event()
     meter = CpuMeter()
 
     async def on_link(link: StreamLink, _: PeerInfo) -> None:
         if isinstance(link, ServedLink):
             link.accept()
-        for _ in range(frames):
+        for index in range(job.frames):
             received = await link.receive()
             assert received.payload_bytes == FRAME_BYTES
             meter.frame_done()
-            await link.send(Frame(FrameHeader(kind="ack")))
+            if job.is_acknowledged(index):
+                await link.send(Frame(FrameHeader(kind="ack")))
         await link.flush()
         finished.set()
 
-    if tls:
+    if job.tls:
         server = FrameServer(on_link)
-        await server.start(host)
+        await server.start(job.host)
         say(port=server.port, fingerprint=server.fingerprint)
         await finished.wait()
-        say(cpu_s=meter.per_frame_s)
+        meter.say()
         await server.close()
         return
     links: list[StreamLink] = []
-    loop = asyncio.get_running_loop()
-    listener = await loop.create_server(lambda: links.append(StreamLink()) or links[-1], host, 0)
+
+    def take_link() -> StreamLink:
+        links.append(StreamLink())
+        return links[-1]
+
+    listener = await asyncio.get_running_loop().create_server(take_link, job.host, 0)
     say(port=listener.sockets[0].getsockname()[1], fingerprint="")
     while not links:
         await asyncio.sleep(0.01)
     await on_link(links[0], PeerInfo(carrier="plain"))
-    say(cpu_s=meter.per_frame_s)
+    meter.say()
     await links[0].close()
     listener.close()
 
 
-def receive_socket(*, tls: bool, host: str, frames: int) -> None:
+def receive_socket(job: Job) -> None:
     head_bytes = len(frame_head(frame(), Limits()))
     identity = make_identity()
-    with socket.create_server((host, 0)) as listener:
+    with socket.create_server((job.host, 0)) as listener:
         say(port=listener.getsockname()[1], fingerprint=identity.fingerprint)
         connection, _ = listener.accept()
-        if tls:
+        if job.tls:
             connection = server_context(identity).wrap_socket(connection, server_side=True)
         meter = CpuMeter()
         with connection:
-            for _ in range(frames):
+            for index in range(job.frames):
                 read_exactly(connection, head_bytes)
                 read_exactly(connection, FRAME_BYTES)
                 meter.frame_done()
-                connection.sendall(ACK)
-            say(cpu_s=meter.per_frame_s)
+                if job.is_acknowledged(index):
+                    connection.sendall(ACK)
+            meter.say()
             connection.recv(1)
 
 
@@ -122,63 +151,70 @@ def read_exactly(connection: socket.socket, size: int) -> memoryview:
     return view
 
 
-# ---- senders: each prints the seconds that every frame took from its first byte to its acknowledgement
+# ---- senders
 
 
-async def send_frames(*, tls: bool, host: str, frames: int, port: int, fingerprint: str) -> None:
-    if tls:
-        link = await connect(JoinLink(hosts=(host,), port=port, fingerprint=fingerprint, token="unused"))  # noqa: S106 - none
+async def send_frames(job: Job) -> None:
+    if job.tls:
+        link = await connect(
+            JoinLink(hosts=(job.host,), port=job.port, fingerprint=job.fingerprint, token="unused")  # noqa: S106 - none
+        )
     else:
-        link = await connect_plain(host, port)
+        link = await connect_plain(job.host, job.port)
     content = frame()
-    times_s = []
-    for _ in range(frames):
-        begin_s = time.perf_counter()
+    begin_s = 0.0
+    for index in range(job.frames):
         await link.send(content)
-        await link.receive()
-        times_s.append(time.perf_counter() - begin_s)
-    say(frame_s=times_s)
+        if job.is_acknowledged(index):
+            await link.receive()
+        begin_s = begin_s or time.perf_counter()
+    say(wall_s=time.perf_counter() - begin_s)
     await link.close()
 
 
-def send_socket(*, tls: bool, host: str, frames: int, port: int, rate: float, answer_bytes: int) -> None:
-    """Write frames on a blocking socket, paced to `rate` bytes/s unless it is 0."""
+def send_socket(job: Job, answer_bytes: int) -> None:
     content = frame()
     data = memoryview(frame_head(content, Limits()) + bytes(content.buffers[0]))
-    connection = socket.create_connection((host, port))
+    connection = socket.create_connection((job.host, job.port))
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    if tls:
+    if job.tls:
         connection = client_context().wrap_socket(connection)
-    times_s = []
+    begin_s = 0.0
     with connection:
-        for _ in range(frames):
-            begin_s = time.perf_counter()
-            if rate:
-                for start in range(0, len(data), PACE_BYTES):
-                    connection.sendall(data[start : start + PACE_BYTES])
-                    time.sleep(max(0.0, begin_s + start / rate - time.perf_counter()))
-            else:
-                connection.sendall(data)
-            read_exactly(connection, answer_bytes)
-            times_s.append(time.perf_counter() - begin_s)
-        say(frame_s=times_s)
+        for index in range(job.frames):
+            write(connection, data, job.rate)
+            if job.is_acknowledged(index):
+                read_exactly(connection, answer_bytes)
+            begin_s = begin_s or time.perf_counter()
+        say(wall_s=time.perf_counter() - begin_s)
+
+
+def write(connection: socket.socket, data: memoryview, rate: float) -> None:
+    """Write everything, at `rate` bytes/s unless it is 0."""
+    if not rate:
+        connection.sendall(data)
+        return
+    begin_s = time.perf_counter()
+    for start in range(0, len(data), PACE_BYTES):
+        connection.sendall(data[start : start + PACE_BYTES])
+        time.sleep(max(0.0, begin_s + start / rate - time.perf_counter()))
 
 
 def main(arguments: list[str]) -> None:
-    role, kind, host, frames, *rest = arguments
-    tls = kind.endswith("-tls")
+    role, kind, host, frames, acks, *rest = arguments
+    is_frames, tls = kind.startswith("frames"), kind.endswith("-tls")
+    job = Job(tls=tls, host=host, frames=int(frames), ack_each=acks == "each")
     if role == "receive":
-        if kind.startswith("frames"):
-            asyncio.run(receive_frames(tls=tls, host=host, frames=int(frames)))
+        if is_frames:
+            asyncio.run(receive_frames(job))
         else:
-            receive_socket(tls=tls, host=host, frames=int(frames))
+            receive_socket(job)
         return
-    port, fingerprint, rate = int(rest[0]), rest[1], float(rest[2])
-    if kind.startswith("frames") and not rate:
-        asyncio.run(send_frames(tls=tls, host=host, frames=int(frames), port=port, fingerprint=fingerprint))
+    job = msgspec.structs.replace(job, port=int(rest[0]), fingerprint=rest[1], rate=float(rest[2]))
+    if is_frames and not job.rate:
+        asyncio.run(send_frames(job))
         return
-    answer_bytes = len(frame_head(Frame(FrameHeader(kind="ack")), Limits())) if kind.startswith("frames") else len(ACK)
-    send_socket(tls=tls, host=host, frames=int(frames), port=port, rate=rate, answer_bytes=answer_bytes)
+    send_socket(job, len(frame_head(Frame(FrameHeader(kind="ack")), Limits())) if is_frames else len(ACK))
 
 
 if __name__ == "__main__":

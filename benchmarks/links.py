@@ -58,27 +58,71 @@ def _call(*command: str) -> bool:
     return subprocess.run(command, capture_output=True, check=False).returncode == 0
 
 
-def transfer(kind: str, frames: int, *, slow: bool, spaces: bool) -> tuple[list[float], list[float]]:
-    """One receiver and one sender; the receiver's CPU seconds and the wall seconds per frame, the first left out."""
+def transfer(kind: str, frames: int, *, slow: bool, spaces: bool) -> tuple[list[float], float]:
+    """One receiver and one sender: the receiver's CPU seconds for each frame, and the wall seconds per frame.
+
+    A first frame, not counted, warms up. On a slow network every frame is acknowledged before the next is sent; else
+    they are streamed.
+    """
     host = RECEIVER_HOST if spaces else "127.0.0.1"
     rate = SLOW_BYTES_PER_S if slow and not spaces else 0.0
     at_receiver = ["ip", "netns", "exec", RECEIVER_SPACE] if spaces else []
     at_sender = ["ip", "netns", "exec", SENDER_SPACE] if spaces else []
-    count = str(frames + 1)
-    command = [*at_receiver, sys.executable, str(PROGRAM), "receive", kind, host, count]
+    job = [kind, host, str(frames + 1), "each" if slow else "ends"]
+    command = [*at_receiver, sys.executable, str(PROGRAM), "receive", *job]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as receiver:
         assert receiver.stdout is not None
         ready = json.loads(receiver.stdout.readline())
-        command = [*at_sender, sys.executable, str(PROGRAM), "send", kind, host, count]
+        command = [*at_sender, sys.executable, str(PROGRAM), "send", *job]
         command += [str(ready["port"]), ready["fingerprint"] or "-", str(rate)]
         sender = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=300)
         cpu_s = json.loads(receiver.stdout.readline())["cpu_s"]
-    return cpu_s[1:], json.loads(sender.stdout.splitlines()[-1])["frame_s"][1:]
+    return cpu_s, json.loads(sender.stdout)["wall_s"] / frames
+
+
+class Samples:
+    """What one kind of receiver needed, over all rounds."""
+
+    def __init__(self) -> None:
+        self.slow_cpu_s: list[float] = []
+        self.slow_wall_s: list[float] = []
+        self.fast_cpu_s: list[float] = []
+        self.fast_wall_s: list[float] = []
+
+    def row(self) -> tuple[float, float, float, float]:
+        """CPU ms per frame and Mbit/s on the slow network, CPU ms per frame and MiB/s on loopback."""
+        return (
+            statistics.median(self.slow_cpu_s) * 1e3,
+            FRAME_BYTES * 8 / 1e6 / statistics.median(self.slow_wall_s),
+            statistics.median(self.fast_cpu_s) * 1e3,
+            FRAME_BYTES / MIB / statistics.median(self.fast_wall_s),
+        )
+
+
+def loopback_ratio(frames: Samples, raw: Samples) -> float:
+    """The frame stream's rate over the raw socket's, the median over rounds in which one ran right after the other."""
+    pairs = zip(frames.fast_wall_s, raw.fast_wall_s, strict=True)
+    return statistics.median(raw_s / frames_s for frames_s, raw_s in pairs)
+
+
+def measure(rounds: int, slow_frames: int, fast_frames: int, *, spaces: bool) -> dict[str, Samples]:
+    """All kinds in turn, round after round."""
+    samples = {kind: Samples() for kind in KINDS}
+    for _ in range(rounds):
+        for kind, of_kind in samples.items():
+            cpu_s, wall_s = transfer(kind, slow_frames, slow=True, spaces=spaces)
+            of_kind.slow_cpu_s += cpu_s
+            of_kind.slow_wall_s.append(wall_s)
+        for kind, of_kind in samples.items():
+            cpu_s, wall_s = transfer(kind, fast_frames, slow=False, spaces=False)
+            of_kind.fast_cpu_s += cpu_s
+            of_kind.fast_wall_s.append(wall_s)
+    return samples
 
 
 def main() -> int:
     arguments = parse_arguments(__doc__ or "")
-    rounds, slow_frames, fast_frames = (1, 2, 10) if arguments.quick else (5, 4, 40)
+    rounds, slow_frames, fast_frames = (1, 2, 20) if arguments.quick else (5, 4, 60)
     with slow_network() as spaces:
         where = (
             "over veth between two network namespaces shaped by tc tbf, 1500 bytes a packet"
@@ -87,44 +131,21 @@ def main() -> int:
         )
         report = Report(
             "links",
-            f"frames of 8 MiB, one after the other, each acknowledged; receiver and sender in processes of their own; "
-            f"CPU of the receiver's process at 100 Mbit/s {where}; rate on loopback unshaped. Medians, "
+            f"frames of 8 MiB; receiver and sender in processes of their own; CPU of the receiver's process at "
+            f"100 Mbit/s {where}, each frame acknowledged; rate on loopback unshaped and streamed. Medians, "
             f"{rounds} interleaved round(s).",
             arguments,
         )
-        slow_cpu: dict[str, list[float]] = {kind: [] for kind in KINDS}
-        slow_time: dict[str, list[float]] = {kind: [] for kind in KINDS}
-        fast_cpu: dict[str, list[float]] = {kind: [] for kind in KINDS}
-        fast_time: dict[str, list[float]] = {kind: [] for kind in KINDS}
-        for _ in range(rounds):
-            for kind in KINDS:
-                cpu_s, frame_s = transfer(kind, slow_frames, slow=True, spaces=spaces)
-                slow_cpu[kind] += cpu_s
-                slow_time[kind] += frame_s
-            for kind in KINDS:
-                cpu_s, frame_s = transfer(kind, fast_frames, slow=False, spaces=False)
-                fast_cpu[kind] += cpu_s
-                fast_time[kind] += frame_s
+        samples = measure(rounds, slow_frames, fast_frames, spaces=spaces)
     report.table(
         "per frame of 8 MiB",
         ("receiver", "CPU ms at 100 Mbit/s", "Mbit/s", "CPU ms on loopback", "MiB/s on loopback"),
-        [
-            (
-                NAMES[kind],
-                statistics.median(slow_cpu[kind]) * 1e3,
-                FRAME_BYTES * 8 / 1e6 / statistics.median(slow_time[kind]),
-                statistics.median(fast_cpu[kind]) * 1e3,
-                FRAME_BYTES / MIB / statistics.median(fast_time[kind]),
-            )
-            for kind in KINDS
-        ],
+        [(NAMES[kind], *of_kind.row()) for kind, of_kind in samples.items()],
     )
-    fast = {kind: statistics.median(times) for kind, times in fast_time.items()}
-    milliseconds = {kind: statistics.median(times) * 1e3 for kind, times in slow_cpu.items()}
-    report.figure("receiver_cpu_ms_per_8mib", milliseconds["frames"], at_most=25, unit="ms")
-    report.figure("receiver_tls_cpu_ms_per_8mib", milliseconds["frames-tls"], at_most=80, unit="ms")
-    report.figure("loopback_over_raw_socket", fast["socket"] / fast["frames"], at_least=0.5)
-    report.figure("loopback_tls_over_raw_tls_socket", fast["socket-tls"] / fast["frames-tls"])
+    report.figure("receiver_cpu_ms_per_8mib", samples["frames"].row()[0], at_most=25, unit="ms")
+    report.figure("receiver_tls_cpu_ms_per_8mib", samples["frames-tls"].row()[0], at_most=80, unit="ms")
+    report.figure("loopback_over_raw_socket", loopback_ratio(samples["frames"], samples["socket"]), at_least=0.5)
+    report.figure("loopback_tls_over_raw_tls_socket", loopback_ratio(samples["frames-tls"], samples["socket-tls"]))
     return report.finish()
 
 

@@ -21,7 +21,8 @@ from coterie.transport.limits import Limits
 from coterie.transport.memory_link import MemoryLink, memory_pair
 from coterie.transport.probe import answer_probe, probe
 from coterie.transport.server import FrameServer, PeerInfo, ServedLink
-from coterie.transport.stream_link import TLS_RECORD_BYTES, StreamLink
+from coterie.transport.socket_options import LOW_WATER_BYTES, TLS_LOW_WATER_BYTES, TLS_RECORD_BYTES
+from coterie.transport.stream_link import StreamLink
 from coterie.transport.wire import MAGIC, PREAMBLE, WIRE_VERSION, frame_head
 from coterie.units import MIB
 
@@ -145,11 +146,8 @@ def test_a_frame_with_several_tensors_of_changing_shapes_and_dtypes(carrier: str
 
 @pytest.mark.parametrize("carrier", CARRIERS)
 def test_no_frame_waits_for_the_next_one_whatever_its_size(carrier: str) -> None:
-    sizes = [
-        near + off
-        for near in (1, 16 * 1024, TLS_RECORD_BYTES, 64 * 1024, 256 * 1024, 512 * 1024, 256 * 1024 + TLS_RECORD_BYTES)
-        for off in (-1, 0, 1, 777)
-    ]
+    marks = (TLS_LOW_WATER_BYTES, TLS_LOW_WATER_BYTES + TLS_RECORD_BYTES, 2 * TLS_LOW_WATER_BYTES, LOW_WATER_BYTES)
+    sizes = [near + off for near in (1, 16 * 1024, TLS_RECORD_BYTES, 64 * 1024, *marks) for off in (-1, 0, 1, 777)]
 
     async def test() -> None:
         async with pair(carrier) as (one, other):

@@ -6,7 +6,11 @@ import sys
 KEEPALIVE_IDLE_S = 15
 KEEPALIVE_INTERVAL_S = 5
 KEEPALIVE_PROBES = 3
-LOW_WATER_BYTES = 256 * 1024
+LOW_WATER_BYTES = 1024 * 1024
+TLS_LOW_WATER_BYTES = 256 * 1024
+"""asyncio's TLS reads no more than this from the socket at a time, so a higher mark would gain nothing."""
+TLS_RECORD_BYTES = 16 * 1024 + 512
+"""What TLS may hold back until a record is whole."""
 
 
 def is_tcp(sock: socket.socket) -> bool:
@@ -33,22 +37,23 @@ def notice_dead_peer(sock: socket.socket) -> None:
 
 
 class LowWater:
-    """Wakes the reader of a slow link once per 256 KiB instead of once per packet (`SO_RCVLOWAT`).
+    """Wakes the reader of a slow link once per MiB or quarter of it, not once per packet (`SO_RCVLOWAT`).
 
     At 100 Mbit/s this is most of the receiver's CPU. The mark must never be above what is sure to come, or the last
-    bytes of a frame would wait for the next one. Linux only: elsewhere polling does not honour the option, or nobody
-    has checked that it does.
+    bytes of a frame would wait for the next one; the kernel itself lowers it to half of what it may buffer. Linux only:
+    elsewhere polling does not honour the option, or nobody has checked that it does.
     """
 
-    def __init__(self, sock: socket.socket, *, margin_bytes: int) -> None:
+    def __init__(self, sock: socket.socket, *, encrypted: bool) -> None:
         self._socket = sock
-        self._margin_bytes = margin_bytes
+        self._margin_bytes = TLS_RECORD_BYTES if encrypted else 0
+        self._most_bytes = TLS_LOW_WATER_BYTES if encrypted else LOW_WATER_BYTES
         self._value = 1
         self._works = sys.platform == "linux" and is_tcp(sock) and hasattr(socket, "SO_RCVLOWAT")
 
     def expect(self, missing_bytes: int) -> None:
         """Set the mark for a frame of which `missing_bytes` have not been read yet (0: no frame is being read)."""
-        value = max(1, min(missing_bytes - self._margin_bytes, LOW_WATER_BYTES))
+        value = max(1, min(missing_bytes - self._margin_bytes, self._most_bytes))
         if value == self._value or not self._works:
             return
         try:

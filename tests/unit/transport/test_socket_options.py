@@ -4,7 +4,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from coterie.transport.socket_options import LOW_WATER_BYTES, LowWater, is_tcp, notice_dead_peer
+from coterie.transport.socket_options import (
+    LOW_WATER_BYTES,
+    TLS_LOW_WATER_BYTES,
+    TLS_RECORD_BYTES,
+    LowWater,
+    is_tcp,
+    notice_dead_peer,
+)
 
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the option is left alone")
 
@@ -21,21 +28,23 @@ def mark_of(sock: socket.socket) -> int:
 
 @linux_only
 @pytest.mark.parametrize(
-    ("missing_bytes", "margin_bytes", "mark"),
+    ("missing_bytes", "encrypted", "mark"),
     [
-        (0, 0, 1),
-        (1, 0, 1),
-        (1000, 0, 1000),
-        (1000, 400, 600),
-        (1000, 5000, 1),
-        (LOW_WATER_BYTES * 10, 0, LOW_WATER_BYTES),
-        (LOW_WATER_BYTES + 400, 400, LOW_WATER_BYTES),
+        (0, False, 1),
+        (1, False, 1),
+        (1000, False, 1000),
+        (1000, True, 1),
+        (TLS_RECORD_BYTES + 600, True, 600),
+        (LOW_WATER_BYTES * 10, False, LOW_WATER_BYTES),
+        (LOW_WATER_BYTES * 10, True, TLS_LOW_WATER_BYTES),
+        (TLS_LOW_WATER_BYTES + TLS_RECORD_BYTES, True, TLS_LOW_WATER_BYTES),
+        (TLS_LOW_WATER_BYTES, True, TLS_LOW_WATER_BYTES - TLS_RECORD_BYTES),
     ],
 )
 def test_the_mark_is_never_above_what_is_sure_to_come(
-    tcp_socket: socket.socket, missing_bytes: int, margin_bytes: int, mark: int
+    tcp_socket: socket.socket, missing_bytes: int, encrypted: bool, mark: int
 ) -> None:
-    low_water = LowWater(tcp_socket, margin_bytes=margin_bytes)
+    low_water = LowWater(tcp_socket, encrypted=encrypted)
     low_water.expect(LOW_WATER_BYTES * 10)
     low_water.expect(missing_bytes)
     assert mark_of(tcp_socket) == mark
@@ -43,7 +52,7 @@ def test_the_mark_is_never_above_what_is_sure_to_come(
 
 @linux_only
 def test_after_a_frame_any_byte_wakes_the_reader_again(tcp_socket: socket.socket) -> None:
-    low_water = LowWater(tcp_socket, margin_bytes=0)
+    low_water = LowWater(tcp_socket, encrypted=False)
     low_water.expect(LOW_WATER_BYTES * 10)
     assert mark_of(tcp_socket) == LOW_WATER_BYTES
     low_water.expect(0)
@@ -51,7 +60,7 @@ def test_after_a_frame_any_byte_wakes_the_reader_again(tcp_socket: socket.socket
 
 
 def test_a_closed_socket_is_no_error(tcp_socket: socket.socket) -> None:
-    low_water = LowWater(tcp_socket, margin_bytes=0)
+    low_water = LowWater(tcp_socket, encrypted=False)
     tcp_socket.close()
     low_water.expect(LOW_WATER_BYTES)
     low_water.expect(0)
@@ -62,5 +71,5 @@ def test_a_unix_socket_is_left_alone() -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
         assert not is_tcp(sock)
         notice_dead_peer(sock)
-        LowWater(sock, margin_bytes=0).expect(LOW_WATER_BYTES)
+        LowWater(sock, encrypted=False).expect(LOW_WATER_BYTES)
         assert mark_of(sock) == 1
