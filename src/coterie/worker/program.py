@@ -120,7 +120,8 @@ class WorkerProgram:
         self._loop.set_default_executor(ThreadPoolExecutor(max_workers=1))
         server = FrameServer(self._peers.serve)
         if self._settings.direct_links:
-            await server.start()
+            # A run on one machine needs no port that others can see.
+            await server.start("127.0.0.1" if _is_local(join) else None)
         try:
             self._link = await connect(join)
             self._outboxes[COORDINATOR] = Outbox(self._link, self._loop, limit_bytes=UNSENT_LIMIT_BYTES)
@@ -153,7 +154,7 @@ class WorkerProgram:
                 threads=settings.threads,
                 memory_bytes=plannable_bytes(budget.bytes),
                 host_id=_host_id(),
-                hosts=own_addresses(),
+                hosts=("127.0.0.1",) if _is_local(join) else own_addresses(),
                 port=server.port,
                 fingerprint=server.fingerprint,
                 unix_path=str(server.unix_path or ""),
@@ -342,6 +343,11 @@ class WorkerProgram:
         if self._link is not None:
             await self._link.close()
         await server.close()
+
+
+def _is_local(join: JoinLink) -> bool:
+    """Whether the run is on this machine only."""
+    return all(host in ("127.0.0.1", "localhost", "::1") for host in join.hosts)
 
 
 def _host_id() -> str:
