@@ -88,6 +88,16 @@ def test_recomputation_changes_nothing(lab: Any, method: str, kind: str) -> None
     assert lab.equal(recomputed.parameters(), kept.parameters())
 
 
+def test_bfloat16_compute_gives_the_same_bits_for_every_cut(lab: Any) -> None:
+    case = lab.bert(compute_dtype="bfloat16")
+    exact = lab.Pipeline(lab.bert(), case.cuts(1), ADAMW).run("flush", 4)
+    one, three = (lab.Pipeline(case, case.cuts(stages), ADAMW).run("flush", 4) for stages in (1, 3))
+    assert three.losses == one.losses
+    assert lab.equal(three.parameters(), one.parameters())
+    assert one.losses != exact.losses
+    assert one.losses == pytest.approx(exact.losses, rel=0.1)
+
+
 def test_a_step_without_any_label_moves_neither_weights_nor_moments(lab: Any) -> None:
     case = lab.bert()
     pipeline = lab.Pipeline(case, case.cuts(2), ADAMW).run("flush", lab.masked_step)
