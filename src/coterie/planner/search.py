@@ -69,8 +69,33 @@ class TimeSearch:
         most = self.most if most is None else min(most, self.most)
         if most < self.least or self.lowest_step_s(most) >= below_s:
             return None
-        best: Candidate | None = None
-        for last in self.threshold.lasts():
+        lasts = self.threshold.lasts()
+        if lasts == [None]:
+            return _Run(self, below_s, most, None).search()
+        return self._fastest_with_exchange(below_s, most, [last for last in lasts if last is not None])
+
+    def _fastest_with_exchange(self, below_s: float, most: int, lasts: list[int]) -> Candidate | None:
+        """The same when the two ends exchange a tied matrix: one search per last device, unless a bound rules it out.
+
+        The search that leaves the exchange aside gives the bound; one device alone exchanges nothing.
+        """
+        free = _Run(self, below_s, most, None)
+        best = free.search()
+        if best is None:
+            return None
+        best = best if best.cost.step_s < below_s else None
+        below_s = below_s if best is None else best.cost.step_s
+        alone = _Run(self, below_s, 1, None).search() if self.least == 1 else None
+        if alone is not None:
+            best, below_s = alone, alone.cost.step_s
+        others = range(len(self.problem.devices))
+        cheapest = {
+            last: min((self.problem.exchange_s(first, last) for first in others if first != last), default=0.0)
+            for last in lasts
+        }
+        for last in sorted(lasts, key=cheapest.__getitem__):
+            if free.best_s + cheapest[last] >= below_s * (1 - TOLERANCE):
+                break
             found = _Run(self, below_s, most, last).search()
             if found is not None:
                 best, below_s = found, found.cost.step_s
@@ -152,8 +177,10 @@ class _Run:
         if np.isfinite(value) and value + self.per_step * low < self.best_s:
             chain = self.threshold.trace(evaluation, stages)
             cost = self.problem.cost(chain)
-            if cost.step_s < self.best_s:
-                self.best_s = cost.step_s
+            # Without a last device the exchange is left aside, in the bounds and so here too.
+            aside_s = self.problem.exchange_s(chain[0].device, chain[-1].device) if self.last is None else 0.0
+            if cost.step_s - aside_s < self.best_s:
+                self.best_s = cost.step_s - aside_s
                 self.best = Candidate(self.problem, tuple(chain), cost)
         return value
 
