@@ -2,6 +2,7 @@
 
 from coterie.planner.choose import choose
 from coterie.planner.memory import MemorySettings, estimate_memory
+from coterie.planner.narrow import narrow
 from coterie.planner.notes import left_out, notes
 from coterie.planner.plan import Plan, StageAssignment
 from coterie.planner.problem import unit_seconds
@@ -25,9 +26,10 @@ def make_plan(request: PlanRequest) -> Plan:
         DoesNotFitError: No plan fits the devices' memory.
     """
     validate(request)
-    candidate = choose(request)
+    narrowed, not_looked_at = narrow(request)
+    candidate = choose(narrowed)
     if candidate is None:
-        raise does_not_fit(request)
+        raise does_not_fit(narrowed)
     fastest, alone_s = _fastest_alone(request)
     alone_peak = _peak_alone(request, fastest)
     return Plan(
@@ -38,7 +40,7 @@ def make_plan(request: PlanRequest) -> Plan:
         micro_batches=candidate.problem.micro_batches,
         units=candidate.problem.units,
         stages=_assignments(candidate),
-        left_out=left_out(candidate),
+        left_out=left_out(candidate) + not_looked_at,
         predicted_step_s=simulated_step_s(candidate),
         one_device_step_s=alone_s,
         one_device_peak=alone_peak,

@@ -35,8 +35,6 @@ def left_out(candidate: Candidate) -> tuple[LeftOut, ...]:
 
 def _why_left_out(candidate: Candidate, device: DeviceProfile, needed: int, room: int) -> str:
     request = candidate.problem.request
-    if request.fixed_stages is not None:
-        return "the prescribed stages do not use it"
     if needed > room:
         return (
             f"cannot hold even one unit: of its {format_bytes(device.memory_bytes)} the worker takes "

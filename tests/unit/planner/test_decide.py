@@ -321,6 +321,29 @@ def test_eight_different_devices_and_fifty_units_are_planned_in_about_a_second_o
     assert time.process_time() - started < 2.0
 
 
+def test_of_very_many_devices_the_fastest_and_the_roomiest_are_looked_at_and_the_others_named(make_model, make_cluster):
+    speeds = (1, *([0.1] * 15), 2)
+    memory = (4000, *([300] * 14), 9000, 4000)
+    request = PlanRequest(
+        model=make_model(4), cluster=make_cluster(speeds, memory), batch_rows=4, micro_batches=4, max_stages=3
+    )
+    plan = make_plan(request)
+    assert {"device-0", "device-16"} <= {stage.device_name for stage in plan.stages}
+    assert len(plan.stages) + len(plan.left_out) == 17
+    passed_over = [device.device_name for device in plan.left_out if "only 10 are looked at" in device.reason]
+    assert len(passed_over) == 7
+    assert "device-15" not in passed_over
+
+
+def test_devices_outside_prescribed_stages_are_left_out_for_that_reason(make_model, make_cluster):
+    stages = (FixedStage(worker=WorkerId("w1"), first_unit=0, stop_unit=6),)
+    request = PlanRequest(model=make_model(4), cluster=make_cluster((9, 1, 1)), batch_rows=4, fixed_stages=stages)
+    plan = make_plan(request)
+    assert [stage.worker for stage in plan.stages] == ["w1"]
+    assert {device.reason for device in plan.left_out} == {"the prescribed stages do not use it"}
+    assert plan.one_device_step_s < plan.predicted_step_s
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
