@@ -23,7 +23,7 @@ NAMES = {
     "frames-tls": "frames, TLS (the default)",
     "socket-tls": "raw blocking TLS socket",
 }
-RECEIVER_SPACE, SENDER_SPACE = "coterie-rx", "coterie-tx"
+RECEIVER_SPACE, SENDER_SPACE = f"rx{os.getpid()}", f"tx{os.getpid()}"  # also device names, which are short
 RECEIVER_HOST, SENDER_HOST = "10.203.0.2", "10.203.0.1"
 
 

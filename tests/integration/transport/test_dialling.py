@@ -1,0 +1,133 @@
+"""Dialling a coordinator: wrong addresses, wrong certificates, other versions, nobody there."""
+
+import asyncio
+import socket
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from coterie.errors import JoinRefusedError, NetworkError, VersionMismatchError
+from coterie.transport.certificates import make_identity, server_context
+from coterie.transport.connect import connect
+from coterie.transport.frame import Frame, FrameHeader
+from coterie.transport.join_link import JoinLink
+from coterie.transport.server import FrameServer, PeerInfo, ServedLink
+
+NOT_SENT = "a-token-that-no-test-sends"
+
+
+def run(test: Callable[[], Awaitable[None]]) -> None:
+    async def bounded() -> None:
+        async with asyncio.timeout(30):
+            await test()
+
+    asyncio.run(bounded())
+
+
+def join_of(server: FrameServer, *hosts: str, fingerprint: str = "") -> JoinLink:
+    return JoinLink(
+        hosts=hosts or ("127.0.0.1",), port=server.port, fingerprint=fingerprint or server.fingerprint, token=NOT_SENT
+    )
+
+
+async def echo(link: ServedLink, _: PeerInfo) -> None:
+    link.accept()
+    while True:
+        await link.send(await link.receive())
+
+
+def test_candidates_that_do_not_answer_or_refuse_are_passed_over() -> None:
+    async def test() -> None:
+        server = FrameServer(echo)
+        await server.start("127.0.0.1")
+        join = join_of(server, "127.0.0.9", "no-such-host.invalid", "127.0.0.1")
+        link = await connect(join, timeout_s=5)
+        await link.send(Frame(FrameHeader(kind="x", step=2)))
+        assert (await link.receive()).header.step == 2
+        await link.close()
+        await server.close()
+
+    run(test)
+
+
+def test_a_candidate_that_accepts_and_stays_silent_is_given_up_after_the_timeout() -> None:
+    async def test() -> None:
+        server = FrameServer(echo)
+        await server.start("127.0.0.1")
+        with socket.create_server(("127.0.0.8", server.port)):
+            link = await connect(join_of(server, "127.0.0.8", "127.0.0.1"), timeout_s=0.5)
+        await link.close()
+        await server.close()
+
+    run(test)
+
+
+def test_another_coordinator_at_the_address_is_refused_unless_a_later_candidate_is_the_right_one() -> None:
+    async def test() -> None:
+        right, impostor = FrameServer(echo), FrameServer(echo)
+        await right.start("127.0.0.1")
+        await impostor.start("127.0.0.7", right.port)
+        link = await connect(join_of(right, "127.0.0.7", "127.0.0.1"))
+        await link.close()
+        with pytest.raises(JoinRefusedError, match="shows a certificate"):
+            await connect(join_of(right, "127.0.0.7"))
+        with pytest.raises(JoinRefusedError):
+            await connect(join_of(right, fingerprint=make_identity().fingerprint))
+        await right.close()
+        await impostor.close()
+
+    run(test)
+
+
+def test_nothing_is_sent_to_a_server_with_the_wrong_certificate() -> None:
+    async def test() -> None:
+        received: list[int] = []
+
+        async def note(link: ServedLink, _: PeerInfo) -> None:
+            try:
+                await link.receive()
+            finally:
+                received.append(link.bytes_received)
+
+        server = FrameServer(note)
+        await server.start("127.0.0.1")
+        with pytest.raises(JoinRefusedError):
+            await connect(join_of(server, fingerprint=make_identity().fingerprint))
+        while not received:
+            await asyncio.sleep(0.01)
+        assert received == [0]
+        await server.close()
+
+    run(test)
+
+
+def test_when_nobody_answers_the_message_says_what_each_address_did() -> None:
+    async def test() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        join = JoinLink(hosts=("127.0.0.1", "no-such-host.invalid"), port=port, fingerprint="0" * 64, token=NOT_SENT)
+        with pytest.raises(NetworkError, match=r"2 address\(es\): 127\.0\.0\.1: .*; no-such-host\.invalid: ") as caught:
+            await connect(join)
+        assert NOT_SENT not in caught.value.message
+        assert "firewall" in caught.value.hint
+
+    run(test)
+
+
+def test_a_server_of_another_protocol_version_is_named_as_such() -> None:
+    async def test() -> None:
+        identity = make_identity()
+        context = server_context(identity)
+        context.set_alpn_protocols(["coterie/2"])
+
+        async def ignore(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.close()
+
+        listener = await asyncio.start_server(ignore, "127.0.0.1", 0, ssl=context)
+        port = listener.sockets[0].getsockname()[1]
+        join = JoinLink(hosts=("127.0.0.1",), port=port, fingerprint=identity.fingerprint, token=NOT_SENT)
+        with pytest.raises(VersionMismatchError, match="coterie/1"):
+            await connect(join)
+        listener.close()
+
+    run(test)
