@@ -117,7 +117,8 @@ class _UnitBench:
                 self._spec, unit, unit + 1, StandInWeights(self._spec), device=torch.device(self._device_type)
             )
             stage.train()
-            few, many = (self._time(stage, count) for count in rows)
+            with torch.set_grad_enabled(self._spec.method != "none"):
+                few, many = (self._time(stage, count) for count in rows)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise

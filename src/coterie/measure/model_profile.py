@@ -39,12 +39,14 @@ def profile_model(spec: ModelSpec, *, memory_tokens: int, typical_tokens: int, n
         UnsupportedModelError: The model cannot be cut; the message says why.
     """
     notes: tuple[str, ...] = ()
-    try:
-        counted = _Counting(spec, memory_tokens, typical_tokens, fake=True).all_units()
-    except RuntimeError as error:  # torch's word for "this depends on values" is one of many RuntimeErrors
-        _LOG.info("counting %s on real tensors: %s", name, error)
-        notes = ("counted on random inputs: this model's memory depends on values (such as chosen experts)",)
-        counted = _Counting(spec, memory_tokens, typical_tokens, fake=False).all_units()
+    # Without gradients nothing is kept for a backward: what a forward needs is then all transient.
+    with torch.set_grad_enabled(spec.method != "none"):
+        try:
+            counted = _Counting(spec, memory_tokens, typical_tokens, fake=True).all_units()
+        except RuntimeError as error:  # torch's word for "this depends on values" is one of many RuntimeErrors
+            _LOG.info("counting %s on real tensors: %s", name, error)
+            notes = ("counted on random inputs: this model's memory depends on values (such as chosen experts)",)
+            counted = _Counting(spec, memory_tokens, typical_tokens, fake=False).all_units()
     anatomy = describe(spec)
     return ModelProfile(
         key=model_profile_key(spec, memory_tokens=memory_tokens, typical_tokens=typical_tokens),

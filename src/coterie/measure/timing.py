@@ -32,17 +32,17 @@ class Stopwatch:
         return time.perf_counter() - wall_s
 
     def median(self, work: Callable[[], object], *, budget_s: float) -> float:
-        """Median seconds of a call after one to warm up; calls more often the less it takes, for about `budget_s`."""
+        """Median seconds of a call after one to warm up; more calls the less one takes, for about `budget_s` of CPU."""
         (median,) = self.medians(lambda: (self.seconds(work),), budget_s=budget_s)
         return median
 
     def medians(self, work: Callable[[], tuple[float, ...]], *, budget_s: float) -> tuple[float, ...]:
         """The same for work that times its own parts and returns their seconds."""
         work()
-        start_s = time.perf_counter()
+        start_s = time.thread_time()
         samples: list[tuple[float, ...]] = []
         while len(samples) < _LEAST_SAMPLES or (
-            len(samples) < _MOST_SAMPLES and time.perf_counter() - start_s < budget_s
+            len(samples) < _MOST_SAMPLES and time.thread_time() - start_s < budget_s
         ):
             samples.append(work())
         return tuple(statistics.median(part) for part in zip(*samples, strict=True))

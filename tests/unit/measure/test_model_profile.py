@@ -102,9 +102,9 @@ def test_logits_dominate_the_output_layer_of_a_language_model(llama: Make) -> No
 
 
 def test_attention_without_dropout_is_counted_with_the_kernel_that_saves_no_attention_matrix(llama: Make) -> None:
-    short, long = profile(llama(), tokens=64), profile(llama(), tokens=128)
+    short, long = profile(llama(), tokens=16), profile(llama(), tokens=32)
     # The kernel keeps a float copy of the mask, one T x T matrix; the other one would keep several per head.
-    masks = 4 * (128 * 128 - 2 * 64 * 64)
+    masks = 4 * (32 * 32 - 2 * 16 * 16)
     assert long.layers[1].saved.per_row == pytest.approx(2 * short.layers[1].saved.per_row + masks, rel=0.01)
 
 
@@ -124,15 +124,15 @@ def test_attention_kernels_of_the_cpu_count_as_flops(llama: Make) -> None:
 
 def test_times_and_memory_have_their_own_token_counts(bert: Make) -> None:
     spec = bert()
-    mixed = profile_model(spec, memory_tokens=32, typical_tokens=16, name="tiny")
-    assert mixed.layers[1].saved == profile(spec, tokens=32).layers[1].saved
-    assert mixed.layers[1].forward_flops_per_row == profile(spec, tokens=16).layers[1].forward_flops_per_row
+    mixed = profile_model(spec, memory_tokens=16, typical_tokens=8, name="tiny")
+    assert mixed.layers[1].saved == profile(spec, tokens=16).layers[1].saved
+    whole = profile(spec, tokens=16).layers[1].forward_flops_per_row
+    attention = 2 * 2 * 32  # per pair of tokens
+    assert mixed.layers[1].forward_flops_per_row == (whole - attention * 16 * 16) / 2 + attention * 8 * 8
 
 
-def test_the_seed_changes_nothing_and_what_is_trained_changes_the_key(bert: Make) -> None:
-    assert profile(bert(seed=1)) == profile(bert(seed=2))
-    frozen = bert(frozen=("bert.embeddings.word_embeddings.weight",))
-    assert profile(frozen).key != profile(bert()).key
+def test_the_seed_changes_nothing(bert: Make) -> None:
+    assert profile(bert(seed=1)) == profile(bert())
 
 
 def test_a_mixture_of_experts_is_counted(mixtral: ModelSpec) -> None:
