@@ -52,3 +52,12 @@ class ConsoleObserver:
         if self._display is not None:
             self._display.close()
             self._display = None
+
+
+class PlainConsole(ConsoleObserver):
+    """The same without a live display, for verbs that do not train."""
+
+    def planned(self, plan: "Plan", explanation: str, steps: int) -> None:  # noqa: ARG002 - the observer's signature
+        """Print the plan."""
+        self.notice("")
+        self.notice(f"{explanation}\n")

@@ -1,6 +1,7 @@
 """The recipe of a run: read from TOML and flags with every mistake reported at once, and written back. No torch."""
 
 from coterie.config.flags import add_recipe_flags, overrides_from
+from coterie.config.forward import forward_recipe
 from coterie.config.loading import load_recipe
 from coterie.config.recipe import (
     ClusterSection,
@@ -24,6 +25,7 @@ __all__ = [
     "RunSection",
     "TrainSection",
     "add_recipe_flags",
+    "forward_recipe",
     "load_recipe",
     "overrides_from",
     "recipe_to_toml",

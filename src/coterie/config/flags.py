@@ -9,15 +9,24 @@ from coterie.config.fields import RecipeField, choices, default_text, plain_type
 _DEST = "recipe:"
 
 
-def add_recipe_flags(parser: argparse.ArgumentParser, *, sections: Collection[str] | None = None) -> None:
-    """One flag per field, grouped by section; `sections` limits them. Values stay text: `load_recipe` checks them."""
+def add_recipe_flags(
+    parser: argparse.ArgumentParser, *, sections: Collection[str] | None = None, keys: Collection[str] = ()
+) -> None:
+    """One flag per field, grouped by section. Values stay text: `load_recipe` checks them.
+
+    Args:
+        parser: Gets the flags.
+        sections: Only the fields of these sections; by default of all.
+        keys: Single fields of other sections, by dotted key.
+    """
     for section, struct in section_structs().items():
-        if sections is not None and section not in sections:
+        whole = sections is None or section in sections
+        fields = [f for f in recipe_fields() if f.section == section and (whole or f.key in keys)]
+        if not fields:
             continue
         group = parser.add_argument_group(f"[{section}]", (struct.__doc__ or "").splitlines()[0])
-        for field in recipe_fields():
-            if field.section == section:
-                _add_flag(group, field)
+        for field in fields:
+            _add_flag(group, field)
 
 
 def overrides_from(args: argparse.Namespace) -> dict[str, object]:

@@ -1,5 +1,8 @@
 """Quality on held-out data, by the same pipeline, forward only."""
 
+from collections.abc import Mapping
+
+import msgspec
 import numpy as np
 
 from coterie.clock import Clock
@@ -42,6 +45,14 @@ async def evaluate_split(trainer: Trainer, job: Job, split: str, step: int, cloc
     """Predict a split and count."""
     start_s = clock.now()
     predicted, loss_sum = await predict_split(trainer, job, split)
+    record = score(job, split, predicted, loss_sum)
+    return msgspec.structs.replace(
+        record, step=step, epoch=-(-step // job.steps_per_epoch), seconds=clock.now() - start_s
+    )
+
+
+def score(job: Job, split: str, predicted: Mapping[int, IntArray], loss_sum: float) -> EvaluationRecord:
+    """The figures of a split's predictions; `predicted` as `predict_split` gives them."""
     data = job.splits[split]
     metric = job.task.metric()
     for row in range(len(data.rows)):
@@ -50,12 +61,12 @@ async def evaluate_split(trainer: Trainer, job: Job, split: str, step: int, cloc
     figures = metric.result()
     return EvaluationRecord(
         split=split,
-        step=step,
-        epoch=-(-step // job.steps_per_epoch),
+        step=0,
+        epoch=0,
         loss=loss_sum / tokens if tokens else None,
         metrics={name: figures[name] for name in job.task.shares},
         main_metric=job.task.main_metric,
-        seconds=clock.now() - start_s,
+        seconds=0.0,
         report=metric.report(),
         details={name: figure for name, figure in figures.items() if name not in job.task.shares},
     )

@@ -1,7 +1,7 @@
 """Everything of a run that is settled before any worker joins: data encoded, model described, terms fixed."""
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -11,9 +11,8 @@ from coterie.config.recipe import Recipe
 from coterie.ids import RunId
 from coterie.jobs.model_spec import LoraSpec, ModelSpec
 from coterie.jobs.optimizer_spec import OptimizerSpec
-from coterie.measure.keys import model_profile_key
-from coterie.measure.model_profile import profile_model
-from coterie.models import Anatomy, FolderWeights, ModelSource, describe, make_model_spec, open_model
+from coterie.measure.cached import cached_model_profile
+from coterie.models import Anatomy, FolderWeights, ModelSource, WeightStore, describe, make_model_spec, open_model
 from coterie.profiles.cache import ProfileCache
 from coterie.profiles.model_profile import ModelProfile
 from coterie.tasks.batches import BatchSettings, batch_shapes, steps_per_epoch
@@ -45,7 +44,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     source: ModelSource
     spec: ModelSpec
     anatomy: Anatomy
-    weights: FolderWeights
+    weights: WeightStore
     tokenizer: LoadedTokenizer
     task: Task
     splits: dict[str, EncodedSplit]
@@ -97,13 +96,7 @@ def prepare_job(recipe: Recipe, run: RunId, tell: Callable[[str], None]) -> Job:
     )
     anatomy = describe(spec)
     tokenizer = load_tokenizer(source.folder)
-    limit = context_limit(tokenizer, model_positions=anatomy.context_length, requested=recipe.data.max_tokens)
-    encoded = {
-        name: encode_split(task, split, tokenizer, limit, for_training=name == "train")
-        for name, split in splits.items()
-    }
-    embedding_rows = max(anatomy.shapes[name][0] for name, unit in anatomy.unit_of.items() if unit == 0)
-    check_vocabulary(tokenizer, [row.input_ids for split in encoded.values() for row in split.rows], embedding_rows)
+    encoded = encode_splits(recipe, task, splits, tokenizer, anatomy)
     tell(f"model {short_name(source.name)}: {anatomy.unit_count - 2} blocks, {_parameter_count(anatomy)}")
     for split in encoded.values():
         tell(split.summary.describe())
@@ -134,18 +127,43 @@ def short_name(name: str) -> str:
 
 
 def _read_data(recipe: Recipe) -> tuple[Task, dict[str, Split], dict[str, object], tuple[str, ...]]:
-    options = ReadOptions(
+    data = recipe.data
+    files = DataFiles(train=data.train, dev=data.dev, test=data.test, options=read_options(recipe))
+    read = get_task(data.task).prepare(files)
+    notes = tuple(note for split in read.splits.values() for note in split.notes)
+    return read.task, read.splits, read.config_overrides, notes
+
+
+def read_options(recipe: Recipe, *, tagged: bool = True) -> ReadOptions:
+    """How the recipe says that data files are to be read; `tagged`: they hold the answers."""
+    return ReadOptions(
         format=recipe.data.format,
         text_column=recipe.data.text_column,
         label_column=recipe.data.label_column,
         sentence_column=recipe.data.sentence_column,
         tag_names=recipe.data.tag_names,
         encoding=recipe.data.encoding,
+        tagged=tagged,
     )
-    files = DataFiles(train=recipe.data.train, dev=recipe.data.dev, test=recipe.data.test, options=options)
-    data = get_task(recipe.data.task).prepare(files)
-    notes = tuple(note for split in data.splits.values() for note in split.notes)
-    return data.task, data.splits, data.config_overrides, notes
+
+
+def encode_splits(
+    recipe: Recipe, task: Task, splits: Mapping[str, Split], tokenizer: LoadedTokenizer, anatomy: Anatomy
+) -> dict[str, EncodedSplit]:
+    """All splits as tokens, rows cut to what the model and the recipe allow.
+
+    Raises:
+        ModelError: The tokenizer belongs to another model.
+        DataError: A split has no row that can be used.
+    """
+    limit = context_limit(tokenizer, model_positions=anatomy.context_length, requested=recipe.data.max_tokens)
+    encoded = {
+        name: encode_split(task, split, tokenizer, limit, for_training=name == "train")
+        for name, split in splits.items()
+    }
+    embedding_rows = max(anatomy.shapes[name][0] for name, unit in anatomy.unit_of.items() if unit == 0)
+    check_vocabulary(tokenizer, [row.input_ids for split in encoded.values() for row in split.rows], embedding_rows)
+    return encoded
 
 
 def _lora(recipe: Recipe) -> LoraSpec | None:
@@ -191,15 +209,13 @@ def _optimizer(recipe: Recipe, rows: int) -> OptimizerSpec:
 
 def _profile(recipe: Recipe, spec: ModelSpec, train: EncodedSplit, name: str) -> ModelProfile:
     shapes = batch_shapes(train.lengths, _batch_settings(recipe, recipe.train.micro_batches or LIKELY_MICRO_BATCHES))
-    facts = {"memory_tokens": shapes.memory_tokens, "typical_tokens": shapes.typical_tokens}
-    cache = ProfileCache()
-    key = model_profile_key(spec, **facts)
-    known = cache.read(key, ModelProfile)
-    if known is not None:
-        return msgspec.structs.replace(known, name=name)
-    profile = profile_model(spec, **facts, name=name)
-    cache.write(key, profile)
-    return profile
+    return cached_model_profile(
+        spec,
+        memory_tokens=shapes.memory_tokens,
+        typical_tokens=shapes.typical_tokens,
+        name=name,
+        cache=ProfileCache(),
+    )
 
 
 def _parameter_count(anatomy: Anatomy) -> str:

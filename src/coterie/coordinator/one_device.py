@@ -45,7 +45,7 @@ def run_on_one_device(job: Job, micro_batches: int, steps: int) -> OneDeviceRun:
     start_s = clock.now()
     for step in range(min(steps, job.total_steps)):
         fed = feeder.micro_batches(step)
-        done = trainer.run_step([_micro_batch(step, index, batch) for index, batch in enumerate(fed)])
+        done = trainer.run_step([as_tensors(step, index, batch) for index, batch in enumerate(fed)])
         losses.append(done.loss_sum / done.loss_tokens if done.loss_tokens else 0.0)
     return OneDeviceRun(
         losses=tuple(losses), base_bytes=base_bytes, peak_bytes=peak_rss_bytes(), seconds=clock.now() - start_s
@@ -58,7 +58,8 @@ def largest_difference(losses: tuple[float, ...], others: tuple[float, ...]) -> 
     return max((abs(one - other) / max(abs(one), abs(other), 1e-12) for one, other in pairs), default=0.0)
 
 
-def _micro_batch(step: int, index: int, fed: FedMicroBatch) -> MicroBatch:
+def as_tensors(step: int, index: int, fed: FedMicroBatch) -> MicroBatch:
+    """A fed micro-batch as a stage takes it: numpy's arrays, shared, as tensors."""
     return MicroBatch(
         step=step,
         micro_batch=index,

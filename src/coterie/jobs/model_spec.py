@@ -28,7 +28,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
         config_json: The Hugging Face config, task settings (labels, dropout) included, as `config.to_json_string()`.
         auto_class: Name of the transformers auto class, such as `AutoModelForTokenClassification`.
         seed: Base of all randomness: new layers, adapters, dropout.
-        method: Train everything (`full`) or adapters (`lora`).
+        method: Train everything (`full`), adapters (`lora`), or nothing (`none`: the model only predicts).
         lora: Set exactly when `method` is `lora`.
         frozen: Full names of parameters that are not trained under `full` (for instance frozen embeddings).
         compute_dtype: Type of the forward's arithmetic; weights that are trained stay float32.
@@ -37,7 +37,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     config_json: str
     auto_class: str
     seed: int = 0
-    method: TrainableMethod = "full"
+    method: TrainableMethod | Literal["none"] = "full"
     lora: LoraSpec | None = None
     frozen: tuple[str, ...] = ()
     compute_dtype: Literal["float32", "bfloat16"] = "float32"

@@ -4,7 +4,7 @@ from coterie.models.anatomy import Anatomy, TiedPair, describe
 from coterie.models.keys import RandomKey, seed_for
 from coterie.models.skeleton import config_of, find_blocks
 from coterie.models.source import ModelSource, open_model
-from coterie.models.spec import make_model_spec
+from coterie.models.spec import make_forward_spec, make_model_spec
 from coterie.models.stage import StageModule, build_stage
 from coterie.models.weights import FolderWeights, MappingWeights, WeightStore
 from coterie.models.whole import load_whole_model, named_by_unit, seed_by_key
@@ -23,6 +23,7 @@ __all__ = [
     "describe",
     "find_blocks",
     "load_whole_model",
+    "make_forward_spec",
     "make_model_spec",
     "named_by_unit",
     "open_model",

@@ -206,6 +206,8 @@ def _tied_pair(seen: Probe, canonical: dict[str, str], blocks_name: str) -> Tied
 
 
 def _trained(spec: ModelSpec, unit_of: dict[str, int]) -> frozenset[str]:
+    if spec.method == "none":
+        return frozenset()
     if spec.lora is None:
         return frozenset(unit_of) - frozenset(spec.frozen)
     saved = tuple(f"{module}." for module in spec.lora.modules_to_save)

@@ -68,6 +68,24 @@ def make_model_spec(  # noqa: PLR0913 - one argument per wish, all by keyword
     return msgspec.structs.replace(plain, frozen=_frozen(anatomy, frozen_patterns))
 
 
+def make_forward_spec(
+    source: ModelSource, *, auto_class: str, compute_dtype: Literal["float32", "bfloat16"] = "float32"
+) -> ModelSpec:
+    """The spec of a model that only predicts: as its folder says, nothing of it trained.
+
+    Raises:
+        UnsupportedModelError: The model cannot be cut; the message says why.
+    """
+    spec = ModelSpec(
+        config_json=_config(source, {}).to_json_string(),
+        auto_class=auto_class,
+        method="none",
+        compute_dtype=compute_dtype,
+    )
+    describe(spec)
+    return spec
+
+
 def _config(source: ModelSource, overrides: Mapping[str, Any]) -> "PretrainedConfig":
     from huggingface_hub.errors import StrictDataclassError  # noqa: PLC0415 - heavy
 

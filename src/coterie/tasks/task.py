@@ -136,6 +136,10 @@ class Task(Protocol):
         """The row with the model's answer in place of the label; `predicted` as for `Metric.add`."""
         ...
 
+    def text(self, examples: Sequence[Example]) -> str:
+        """Rows, such as decoded ones, as text in the task's usual format."""
+        ...
+
     def write(self, path: Path, examples: Sequence[Example]) -> None:
         """Write rows, such as decoded ones, to a file whose suffix says the format."""
         ...

@@ -13,7 +13,7 @@ from coterie.tasks.examples import IGNORED_LABEL, EncodedExample, Example, IntAr
 from coterie.tasks.read import SentenceFile, has_split, read_sentences
 from coterie.tasks.tag_schemes import OUTSIDE, label_set, split_tag, to_iob2
 from coterie.tasks.task import DataFiles, Split, TaskData
-from coterie.tasks.writers import write_sentences
+from coterie.tasks.writers import to_conll, write_sentences
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -142,6 +142,10 @@ class TokenClassification(msgspec.Struct, frozen=True, kw_only=True):
         sentence = _as_sentence(example)
         tags = to_iob2(tuple(_readable(tag) for tag in self.predicted_tags(encoded, predicted)))
         return TaggedSentence(words=sentence.words, tags=tags, line=sentence.line)
+
+    def text(self, examples: Sequence[Example]) -> str:
+        """Tagged sentences in two columns, as `.conll` files have them."""
+        return to_conll([_as_sentence(example) for example in examples])
 
     def write(self, path: Path, examples: Sequence[Example]) -> None:
         """Write tagged sentences as `.conll`, `.jsonl` or `.csv`."""

@@ -51,6 +51,16 @@ _WRITERS: Mapping[str, Callable[[Sequence[TaggedSentence]], str]] = {
 }
 
 
+def check_suffix(path: Path) -> None:
+    """Refuse a file name that says no known format, before any work is done for it.
+
+    Raises:
+        DataError: The name ends in no known suffix.
+    """
+    if path.suffix.lower() not in _WRITERS:
+        raise DataError(f"{path}: no format is known by this name", hint=f"end it in {', '.join(_WRITERS)}")
+
+
 def write_sentences(path: Path, sentences: Sequence[TaggedSentence]) -> None:
     """Write tagged sentences in the format that the file's name says.
 
@@ -58,10 +68,8 @@ def write_sentences(path: Path, sentences: Sequence[TaggedSentence]) -> None:
         DataError: The name ends in no known suffix, or a word cannot be written in this format.
         StorageError: The file cannot be written.
     """
-    write = _WRITERS.get(path.suffix.lower())
-    if write is None:
-        raise DataError(f"{path}: no format is known by this name", hint=f"end it in {', '.join(_WRITERS)}")
-    text = write(sentences)
+    check_suffix(path)
+    text = _WRITERS[path.suffix.lower()](sentences)
     try:
         path.write_bytes(text.encode("utf-8"))
     except OSError as error:

@@ -1,4 +1,4 @@
-"""The Python front door: `finetune(...)` in five lines, or `train(recipe, observer)` with everything in hand."""
+"""Fine-tuning from Python: `finetune(...)` in a line, or `train(recipe, observer)` with everything in hand."""
 
 import asyncio
 import contextlib
@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 
+from coterie.api.quiet import QuietObserver
 from coterie.checkpoint.export import export_model
 from coterie.checkpoint.reading import Checkpoint
 from coterie.checkpoint.store import CheckpointStore
@@ -23,7 +24,7 @@ from coterie.ids import RunId
 from coterie.local import LocalFront
 from coterie.metrics.events import EventLog, read_events
 from coterie.metrics.plot import plot_run
-from coterie.metrics.records import AnyRecord, EvaluationRecord, SummaryRecord
+from coterie.metrics.records import EvaluationRecord, SummaryRecord
 from coterie.metrics.sinks import Fanout, Sink, TensorBoardSink
 from coterie.planner.plan import Plan
 
@@ -50,22 +51,6 @@ class FinetuneResult(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     summary: SummaryRecord
     losses: tuple[float, ...]
     quality: tuple[EvaluationRecord, ...]
-
-
-class QuietObserver:
-    """An observer that says nothing."""
-
-    def joinable(self, join_link: str) -> None:
-        """Nothing to say."""
-
-    def notice(self, text: str) -> None:
-        """Nothing to say."""
-
-    def planned(self, plan: Plan, explanation: str, steps: int) -> None:
-        """Nothing to say."""
-
-    def record(self, record: AnyRecord) -> None:
-        """Nothing to say."""
 
 
 def finetune(

@@ -1,0 +1,128 @@
+"""A trained model at work: `evaluate` and `predict` in a line each, `run_…(recipe, …)` for programs."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import cast
+
+import msgspec
+
+from coterie.api.quiet import QuietObserver
+from coterie.config.forward import forward_recipe
+from coterie.config.recipe import Recipe
+from coterie.coordinator.evaluation import score
+from coterie.coordinator.forward import ForwardRun, Predicted, predict_here
+from coterie.coordinator.forward_job import prepare_forward_job
+from coterie.coordinator.job import Job
+from coterie.coordinator.observer import RunObserver
+from coterie.local import LocalFront
+from coterie.metrics.records import EvaluationRecord
+from coterie.planner.plan import Plan
+from coterie.tasks.examples import Example
+from coterie.tasks.readers.options import DataSource
+from coterie.tasks.readers.plain_text import split_words
+from coterie.tasks.task import Task
+
+
+class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
+    """What `evaluate` found; `plan` is set if it ran over workers."""
+
+    record: EvaluationRecord
+    rows: int
+    plan: Plan | None
+
+
+class Prediction(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """A model's answers, the task that can write them, and how long they took; `plan` as in `Evaluation`."""
+
+    rows: tuple[Example, ...]
+    task: Task
+    seconds: float
+    plan: Plan | None
+
+
+def evaluate(
+    model: str | Path, data: DataSource, *, split: str = "test", observer: RunObserver | None = None, **options: object
+) -> Evaluation:
+    """Compare a trained model's answers with the right ones.
+
+    Args:
+        model: A folder that a run exported (plain or PEFT adapter), any such folder, or a hub name.
+        data: A data file or folder, or rows in memory.
+        split: `train`, `dev` or `test`, where the data hold several.
+        observer: Told what happens; nobody by default.
+        options: Fields of the recipe by name: how to read the data (`label_column`), `batch_rows`, and over which
+            devices to run (`workers=3`, `local_workers=(...)`); without any it runs in this process.
+
+    Raises:
+        CoterieError: Model, data or options are not usable, or a worker was lost.
+    """
+    recipe = forward_recipe(model, data, options)
+    return run_evaluation(recipe, data, split, observer or QuietObserver())
+
+
+def predict(
+    model: str | Path,
+    data: DataSource | Sequence[str],
+    *,
+    split: str = "test",
+    observer: RunObserver | None = None,
+    **options: object,
+) -> tuple[Example, ...]:
+    """A trained model's answers, a row each (for token classification: `row.words`, `row.tags`).
+
+    Args:
+        model: As for `evaluate`.
+        data: A data file or folder, rows in memory, or sentences as plain text.
+        split: As for `evaluate`.
+        observer: Told what happens; nobody by default.
+        options: As for `evaluate`.
+
+    Raises:
+        CoterieError: Model, data or options are not usable, or a worker was lost.
+    """
+    recipe = forward_recipe(model, data, options)
+    return run_prediction(recipe, data, split, observer or QuietObserver()).rows
+
+
+def run_evaluation(recipe: Recipe, data: DataSource, split: str, observer: RunObserver) -> Evaluation:
+    """`evaluate` with a recipe made by `forward_recipe`."""
+    job = prepare_forward_job(recipe, data, split=split, tagged=True, tell=observer.notice)
+    predicted = _predict(job, split, observer)
+    record = score(job, split, predicted.rows, predicted.loss_sum)
+    return Evaluation(
+        record=msgspec.structs.replace(record, seconds=predicted.seconds),
+        rows=len(predicted.rows),
+        plan=predicted.plan,
+    )
+
+
+def run_prediction(recipe: Recipe, data: DataSource | Sequence[str], split: str, observer: RunObserver) -> Prediction:
+    """`predict` with a recipe made by `forward_recipe`."""
+    job = prepare_forward_job(recipe, _rows_of(data), split=split, tagged=False, tell=observer.notice)
+    predicted = _predict(job, split, observer)
+    pairs = zip(job.splits[split].examples, job.splits[split].rows, strict=True)
+    rows = tuple(
+        job.task.decode(example, encoded, predicted.rows[index]) for index, (example, encoded) in enumerate(pairs)
+    )
+    return Prediction(rows=rows, task=job.task, seconds=predicted.seconds, plan=predicted.plan)
+
+
+def _rows_of(data: DataSource | Sequence[str]) -> DataSource:
+    """Sentences given as text become rows of words, as the reader of text files makes them."""
+    if isinstance(data, str | Path | Mapping) or not len(data) or not isinstance(data[0], str):
+        return cast("DataSource", data)
+    return [{"tokens": split_words(str(text))} for text in data]
+
+
+def _predict(job: Job, split: str, observer: RunObserver) -> Predicted:
+    """In this process, or over workers if the recipe names any."""
+    for note in job.notes:
+        observer.notice(note)
+    cluster = job.recipe.cluster
+    if cluster.workers is None and not cluster.local_workers:
+        return predict_here(job, split)
+    with LocalFront(cluster, observer) as front:
+        run = ForwardRun(job, split, front)
+        front.end_with = run.session.end_with
+        return asyncio.run(run.execute())

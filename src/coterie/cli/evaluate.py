@@ -1,0 +1,54 @@
+"""`coterie evaluate`: how often a trained model is right."""
+
+import argparse
+
+from coterie.cli.formatting import print_json
+from coterie.cli.forward_flags import DEVICES_TEXT, add_forward_flags, add_model_argument
+from coterie.cli.parser import Parser
+from coterie.config.flags import overrides_from
+from coterie.units import format_seconds
+
+
+def add_parser(verbs: "argparse._SubParsersAction[Parser]") -> Parser:
+    """Register the verb."""
+    parser: Parser = verbs.add_parser(
+        "evaluate",
+        help="compare a trained model's answers with the right ones",
+        description="Let a trained model answer on data that hold the right answers, and count: for named entities\n"
+        f"the figures of seqeval, per type.\n{DEVICES_TEXT}",
+    )
+    add_model_argument(parser)
+    parser.add_argument("--data", required=True, help="a data file or folder, with the right answers")
+    add_forward_flags(parser)
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """Evaluate and print the figures."""
+    from coterie.config.forward import forward_recipe  # noqa: PLC0415 - see cli.main
+
+    recipe = forward_recipe(args.folder, args.data, overrides_from(args))
+    from coterie import api  # noqa: PLC0415 - imports torch: seconds, and a wrong flag should be told at once
+    from coterie.cli.console import PlainConsole  # noqa: PLC0415
+
+    found = api.run_evaluation(recipe, args.data, args.split, PlainConsole(as_json=args.json))
+    record = found.record
+    if args.json:
+        print_json(
+            {
+                "model": str(args.folder),
+                "data": args.data,
+                "split": record.split,
+                "rows": found.rows,
+                "loss": record.loss,
+                "metrics": record.metrics,
+                "details": record.details,
+                "seconds": record.seconds,
+                "devices": 1 if found.plan is None else len(found.plan.stages),
+            }
+        )
+        return 0
+    print(record.report)
+    loss = "" if record.loss is None else f", loss {record.loss:.4f}"
+    print(f"{record.main_metric} {record.main_value:.1%}{loss}; {found.rows} rows in {format_seconds(record.seconds)}")
+    return 0

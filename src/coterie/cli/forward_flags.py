@@ -1,0 +1,37 @@
+"""What `evaluate` and `predict` share: which model, which data, how to read them, over which devices."""
+
+import argparse
+from pathlib import Path
+
+from coterie.config.flags import add_recipe_flags
+
+SPLITS = ("train", "dev", "test")
+
+_READING = (
+    "data.task",
+    "data.format",
+    "data.text_column",
+    "data.label_column",
+    "data.sentence_column",
+    "data.tag_names",
+    "data.encoding",
+    "data.max_tokens",
+)
+
+DEVICES_TEXT = (
+    "Runs in this process; with --workers or --local-worker as a pipeline over those devices, planned like a training\n"
+    "run but forward only."
+)
+
+
+def add_model_argument(parser: argparse.ArgumentParser) -> None:
+    """The folder of the trained model."""
+    parser.add_argument(
+        "folder", type=Path, help="a trained model: the folder that a run exported, plain or a PEFT adapter"
+    )
+
+
+def add_forward_flags(parser: argparse.ArgumentParser) -> None:
+    """Flags after the verb's own: split, reading, devices."""
+    parser.add_argument("--split", choices=SPLITS, default="test", help="which split, if the data hold several (test)")
+    add_recipe_flags(parser, sections=("cluster", "plan"), keys=(*_READING, "train.batch_rows", "model.compute_dtype"))

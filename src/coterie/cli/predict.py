@@ -1,0 +1,78 @@
+"""`coterie predict`: what a trained model says about new data."""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from coterie.cli.formatting import print_json
+from coterie.cli.forward_flags import DEVICES_TEXT, add_forward_flags, add_model_argument
+from coterie.cli.parser import Parser
+from coterie.config.flags import overrides_from
+from coterie.errors import DataError, UsageError
+
+if TYPE_CHECKING:
+    from coterie.api import Prediction
+
+
+def add_parser(verbs: "argparse._SubParsersAction[Parser]") -> Parser:
+    """Register the verb."""
+    parser: Parser = verbs.add_parser(
+        "predict",
+        help="let a trained model answer on new data",
+        description="Let a trained model answer on new data: for named entities, a tag for every word.\n"
+        f"Without --data and --text, reads sentences from the standard input, one a line.\n{DEVICES_TEXT}",
+    )
+    add_model_argument(parser)
+    source = parser.add_mutually_exclusive_group()
+    source.add_argument("--data", help="a data file or folder; answers in it are ignored")
+    source.add_argument("--text", action="append", metavar="SENTENCE", help="a sentence. Repeatable")
+    parser.add_argument(
+        "--output",
+        type=Path,
+        metavar="FILE",
+        help="write the answers there: .conll, .jsonl or .csv; default: the standard output, as .conll",
+    )
+    add_forward_flags(parser)
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """Predict and write."""
+    from coterie.config.forward import forward_recipe  # noqa: PLC0415 - see cli.main
+    from coterie.tasks.writers import check_suffix  # noqa: PLC0415
+
+    if args.output is not None:
+        check_suffix(args.output)
+    recipe = forward_recipe(args.folder, args.data, overrides_from(args))
+    data = args.data or args.text or _lines_of_stdin()
+    from coterie import api  # noqa: PLC0415 - imports torch: seconds, and a wrong flag should be told at once
+    from coterie.cli.console import PlainConsole  # noqa: PLC0415
+
+    quiet_output = args.json or args.output is None
+    found = api.run_prediction(recipe, data, args.split, PlainConsole(as_json=quiet_output))
+    _write(found, args)
+    return 0
+
+
+def _lines_of_stdin() -> list[str]:
+    if sys.stdin is None or sys.stdin.isatty():
+        raise UsageError("there is nothing to predict", hint="give --data FILE or --text SENTENCE, or pipe lines in")
+    lines = [line.strip() for line in sys.stdin]
+    sentences = [line for line in lines if line]
+    if not sentences:
+        raise DataError("the standard input holds no sentence", hint="pipe one sentence a line in")
+    return sentences
+
+
+def _write(found: "Prediction", args: argparse.Namespace) -> None:
+    if args.output is not None:
+        found.task.write(args.output, found.rows)
+    if args.json:
+        output = None if args.output is None else str(args.output)
+        rows = found.rows if args.output is None else None
+        print_json({"rows": len(found.rows), "seconds": found.seconds, "output": output, "predictions": rows})
+    elif args.output is None:
+        print(found.task.text(found.rows), end="")
+    else:
+        print(f"{len(found.rows)} rows written to {args.output}")

@@ -1,0 +1,88 @@
+"""Predictions of a whole split: in this process alone, or forward through a pipeline of workers."""
+
+import inspect
+
+import msgspec
+import torch
+
+from coterie.clock import Clock, SystemClock
+from coterie.coordinator.evaluation import predict_split
+from coterie.coordinator.feeders import EvaluationFeeder
+from coterie.coordinator.job import Job
+from coterie.coordinator.observer import RunObserver
+from coterie.coordinator.one_device import as_tensors
+from coterie.coordinator.session import Session
+from coterie.coordinator.trainer import Trainer
+from coterie.models.whole import load_whole_model
+from coterie.planner.plan import Plan
+from coterie.tasks.examples import IntArray
+
+
+class Predicted(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """What a model says about every row of a split.
+
+    Attributes:
+        rows: The task's predictions by row index, each (T,) or (), T including padding.
+        loss_sum: Over all labels of the split; 0 without labels.
+        seconds: From the first micro-batch to the last answer.
+        plan: The plan, if it was a pipeline.
+    """
+
+    rows: dict[int, IntArray]
+    loss_sum: float
+    seconds: float
+    plan: Plan | None = None
+
+
+def predict_here(job: Job, split: str, clock: Clock | None = None) -> Predicted:
+    """Run a split through the whole, uncut model in this process.
+
+    Raises:
+        ModelError: The weights cannot be read.
+    """
+    clock = clock or SystemClock()
+    model = load_whole_model(job.spec, job.weights).eval()
+    known = inspect.signature(model.forward).parameters
+    feeder = EvaluationFeeder(job, split, micro_batches=1)
+    predicted: dict[int, IntArray] = {}
+    loss_sum = 0.0
+    start_s = clock.now()
+    with torch.inference_mode():
+        for step in range(feeder.steps):
+            (fed,) = feeder.micro_batches(step)
+            batch = as_tensors(step, 0, fed)
+            assert batch.labels is not None
+            logits = model(**{name: tensor for name, tensor in batch.inputs.items() if name in known}).logits
+            loss_sum += float(job.task.loss_sum(logits, batch.labels))
+            predicted.update(zip(feeder.rows(step), job.task.predictions(logits).numpy(), strict=True))
+    return Predicted(rows=predicted, loss_sum=loss_sum, seconds=clock.now() - start_s)
+
+
+class ForwardRun:
+    """One split through a pipeline of whichever workers join; `session` is what may be ended from outside."""
+
+    def __init__(self, job: Job, split: str, observer: RunObserver, *, clock: Clock | None = None) -> None:
+        self._job = job
+        self._split = split
+        self._observer = observer
+        self.session = Session(job, observer, clock=clock)
+
+    async def execute(self) -> Predicted:
+        """Run it.
+
+        Raises:
+            CoterieError: What ended the run.
+        """
+        return await self.session.run(self._predict)
+
+    async def _predict(self) -> Predicted:
+        session, clock = self.session, self.session.clock
+        await session.gather()
+        plan, explanation = await session.plan()
+        feeder = EvaluationFeeder(self._job, self._split, plan.micro_batches)
+        self._observer.planned(plan, explanation, feeder.steps)
+        trainer = Trainer(session.members, plan, feeder, lambda _step, _entry: None)
+        await session.hand_out(plan, None)
+        start_s = clock.now()
+        rows, loss_sum = await predict_split(trainer, self._job, self._split)
+        return Predicted(rows=rows, loss_sum=loss_sum, seconds=clock.now() - start_s, plan=plan)

@@ -1,0 +1,176 @@
+"""A folder that holds a trained model: a plain Hugging Face one, or a PEFT adapter beside its base model."""
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from coterie.errors import ModelError, UnsupportedModelError
+from coterie.jobs.model_spec import ModelSpec
+from coterie.models.anatomy import describe
+from coterie.models.skeleton import empty_model
+from coterie.models.source import ModelSource, open_model, read_config
+from coterie.models.weights import FolderWeights, WeightStore
+
+ADAPTER_CONFIG = "adapter_config.json"
+ADAPTER_FILE = "adapter_model.safetensors"
+
+_PREFIX = "base_model.model."
+_UNMERGED = ("use_dora", "alpha_pattern", "trainable_token_indices", "layer_replication")
+"""Settings of PEFT that change the merge's arithmetic."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainedModel:
+    """A trained model's folder, opened; its weights are not read yet.
+
+    Attributes:
+        source: The model: the folder itself, or an adapter's base with the adapter's config (labels).
+        adapter: The adapter's folder, if it is one.
+        tokenizer_folder: Where the tokenizer is.
+    """
+
+    source: ModelSource
+    adapter: Path | None
+    tokenizer_folder: Path
+
+    def weights(self, spec: ModelSpec) -> WeightStore:
+        """All weights, adapters merged in.
+
+        Raises:
+            ModelError: A layer was never trained and is in no file, or a file is damaged.
+            UnsupportedModelError: The adapter is of a kind that is not merged here.
+        """
+        base = FolderWeights(self.source, spec)
+        saved = {} if self.adapter is None else _read_adapter(self.adapter)
+        lacking = [name for name in base.new_layers if _PREFIX + name not in saved]
+        if lacking:
+            raise ModelError(
+                f"{self.source.name} holds no {lacking[0]}: it was not trained for this task",
+                hint="give the folder that a run exported (its `model` folder)",
+            )
+        return base if self.adapter is None else AdapterWeights(base, spec, self.adapter, saved)
+
+
+def open_trained(name_or_folder: str | Path) -> TrainedModel:
+    """Opens a trained model by folder, or by hub name (a plain model only).
+
+    Raises:
+        ModelError: The folder, or the base model of an adapter, is absent or incomplete.
+        UnsupportedModelError: The model cannot be run here.
+    """
+    folder = Path(name_or_folder).expanduser()
+    if not (folder / ADAPTER_CONFIG).is_file():
+        source = open_model(name_or_folder)
+        return TrainedModel(source=source, adapter=None, tokenizer_folder=source.folder)
+    base_name = _adapter_settings(folder).get("base_model_name_or_path")
+    if not base_name:
+        raise ModelError(f"{folder / ADAPTER_CONFIG} names no base model", hint="export the adapter again, or merged")
+    try:
+        base = open_model(str(base_name))
+    except ModelError as error:
+        raise ModelError(
+            f"the base model of the adapter {folder} is not there: {error.message}",
+            hint="put it back where it was, or export the adapter merged (`coterie export --merge`)",
+        ) from error
+    own_config = (folder / "config.json").is_file()
+    config = read_config(folder, str(folder)) if own_config else base.config
+    own_tokenizer = (folder / "tokenizer_config.json").is_file()
+    return TrainedModel(
+        source=ModelSource(name=str(name_or_folder), folder=base.folder, config=config),
+        adapter=folder,
+        tokenizer_folder=folder if own_tokenizer else base.folder,
+    )
+
+
+class AdapterWeights:
+    """A base model's weights with low-rank adapters merged in as they are read; layers trained whole replace others."""
+
+    def __init__(self, base: WeightStore, spec: ModelSpec, folder: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Checks that every tensor of the adapter has its place.
+
+        Raises:
+            UnsupportedModelError: The adapter is of a kind that is not merged here.
+            ModelError: It belongs to another model.
+        """
+        settings = _adapter_settings(folder)
+        _refuse_unusual(settings, folder)
+        self._base = base
+        self._whole: dict[str, torch.Tensor] = {}
+        self._pairs: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._alpha = float(settings.get("lora_alpha", 1))
+        self._root_scaled = bool(settings.get("use_rslora", False))
+        anatomy, model = describe(spec), empty_model(spec)
+        self._transposed = {
+            f"{name}.weight" for name, module in model.named_modules() if type(module).__name__ == "Conv1D"
+        }
+        for key, tensor in tensors.items():
+            name = key.removeprefix(_PREFIX)
+            if name.endswith(".lora_A.weight"):
+                module = name.removesuffix(".lora_A.weight")
+                name = f"{module}.weight"
+                self._pairs[anatomy.slots.get(name, name)] = tensor, tensors[f"{_PREFIX}{module}.lora_B.weight"]
+            elif not name.endswith(".lora_B.weight"):
+                self._whole[anatomy.slots.get(name, name)] = tensor
+        strange = sorted((self._pairs.keys() | self._whole.keys()) - anatomy.unit_of.keys())
+        if strange:
+            raise ModelError(
+                f"the adapter {folder} holds {strange[0]}, which its model does not have",
+                hint="adapter and base model do not belong together",
+            )
+
+    def get(self, names: Iterable[str]) -> dict[str, torch.Tensor]:
+        """See `WeightStore.get`."""
+        wanted = list(names)
+        result = self._base.get([name for name in wanted if name not in self._whole])
+        result |= {name: self._whole[name].float() for name in wanted if name in self._whole}
+        for name in wanted:
+            if name in self._pairs:
+                result[name] = result[name] + self._delta(name)
+        return result
+
+    def _delta(self, name: str) -> torch.Tensor:
+        """What an adapter adds to its weight: [out, in], or [in, out] where the model holds it so."""
+        down, up = self._pairs[name]
+        rank = down.shape[0]
+        scale = self._alpha / (math.sqrt(rank) if self._root_scaled else rank)
+        delta = (up.float() @ down.float()) * scale
+        return delta.T if name in self._transposed else delta
+
+
+def _adapter_settings(folder: Path) -> dict[str, Any]:
+    try:
+        settings = json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{folder / ADAPTER_CONFIG} cannot be read: {error}", hint="export it again") from error
+    if not isinstance(settings, dict):
+        raise ModelError(f"{folder / ADAPTER_CONFIG} is not a JSON object", hint="export it again")
+    return settings
+
+
+def _refuse_unusual(settings: Mapping[str, Any], folder: Path) -> None:
+    unusual = [key for key in _UNMERGED if settings.get(key)]
+    if settings.get("peft_type") != "LORA":
+        unusual.append(f"peft_type = {settings.get('peft_type')}")
+    if settings.get("bias", "none") != "none":
+        unusual.append(f"bias = {settings['bias']}")
+    if unusual:
+        raise UnsupportedModelError(
+            f"the adapter {folder} uses {', '.join(unusual)}, which is not merged here",
+            hint="merge it with PEFT (`merge_and_unload`) and give the merged folder",
+        )
+
+
+def _read_adapter(folder: Path) -> dict[str, torch.Tensor]:
+    from safetensors import SafetensorError  # noqa: PLC0415 - loads with the first read
+    from safetensors.torch import load_file  # noqa: PLC0415 - as above
+
+    path = folder / ADAPTER_FILE
+    try:
+        return load_file(path)
+    except (SafetensorError, OSError) as error:
+        raise ModelError(f"{path} cannot be read: {error}", hint="export the adapter again") from error
