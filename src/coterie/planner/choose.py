@@ -55,10 +55,10 @@ def _least_time(request: PlanRequest, mode: DepthMode) -> Candidate | None:
 
 def _least_memory(request: PlanRequest, mode: DepthMode) -> Candidate | None:
     """Fastest of the plans whose fullest device needs least; recomputation only where it saves `RECOMPUTED`."""
-    without = msgspec.structs.replace(request, allow_recompute=False)
-    all_tables = _all_tables(without)
+    may_choose = request.allow_recompute and not request.require_recompute
+    all_tables = _all_tables(msgspec.structs.replace(request, allow_recompute=False) if may_choose else request)
     peak = _least_peak(all_tables, mode)
-    if request.allow_recompute:
+    if may_choose:
         with_recompute = _all_tables(request)
         less = _least_peak(with_recompute, mode)
         if less is not None and (peak is None or less < peak * (1 - RECOMPUTED)):

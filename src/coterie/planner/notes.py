@@ -87,7 +87,7 @@ def _about_one_device(candidate: Candidate, fastest: DeviceProfile, alone_s: flo
 def _about_memory(candidate: Candidate) -> Iterator[str]:
     devices = candidate.problem.devices
     recomputing = [devices[stage.device].name for stage in candidate.stages if stage.recompute]
-    if recomputing:
+    if recomputing and not candidate.problem.request.require_recompute:
         yield f"memory is short: {', '.join(recomputing)} run(s) each block's forward again in backward"
     tight = [devices[stage.device].name for stage in candidate.stages if stage.allocator == "tight"]
     if tight and candidate.problem.request.allocator == "auto":

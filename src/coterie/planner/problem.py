@@ -104,6 +104,14 @@ class Problem:
             return ("default",)
         return ("tight",) if self.request.allocator == "tight" else ("default", "tight")
 
+    def recompute_choices(self) -> tuple[bool, ...]:
+        """Whether stages may keep all activations, run forwards again, or either."""
+        if self.kind == "forward":
+            return (False,)
+        if self.request.require_recompute:
+            return (True,)
+        return (False, True) if self.request.allow_recompute else (False,)
+
     def settings(self, device: int, *, recompute: bool, allocator: Allocator) -> MemorySettings:
         """What a stage's memory on `device` depends on."""
         return MemorySettings(

@@ -33,6 +33,7 @@ class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):
         optimizer_state_copies: Copies of each trained parameter that the optimizer keeps (2 for AdamW).
         codecs: How links may carry activations and gradients; only `fp32` is exact.
         allow_recompute: Blocks may run their forward again in backward to save memory.
+        require_recompute: They do so on every stage.
         allocator: `auto` lets the planner choose per stage.
         min_stages, max_stages: Bounds on the number of devices used.
         fixed_stages: Cuts and devices that the user prescribes (for comparisons such as the equal split); the planner
@@ -49,6 +50,7 @@ class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):
     optimizer_state_copies: int = 2
     codecs: tuple[Codec, ...] = ("fp32",)
     allow_recompute: bool = True
+    require_recompute: bool = False
     allocator: AllocatorChoice = "auto"
     min_stages: int = 1
     max_stages: int | None = None
@@ -74,6 +76,7 @@ def validate(request: PlanRequest) -> None:
         "two devices have the same worker id": len(set(workers)) < len(workers),
         "the model has no layers": units < 1,
         "no codec is allowed": not request.codecs,
+        "recomputation is both required and forbidden": request.require_recompute and not request.allow_recompute,
         f"min_stages is {request.min_stages} and max_stages {highest}": not 1 <= request.min_stages <= highest,
         f"{request.min_stages} stages need as many devices and units; there are {len(workers)} and {units}": (
             request.min_stages > min(len(workers), units)

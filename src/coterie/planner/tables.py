@@ -71,9 +71,9 @@ class Tables:
 
     def _is_allowed(self, option: Option) -> NDArray[np.bool_]:
         problem = self.problem
-        recompute = not option.recompute or (problem.request.allow_recompute and problem.kind != "forward")
+        allowed = option.recompute in problem.recompute_choices()
         devices = range(len(problem.devices))
-        return np.array([recompute and option.allocator in problem.allocators(device) for device in devices])
+        return np.array([allowed and option.allocator in problem.allocators(device) for device in devices])
 
     def required_depth(self, place: int, mode: DepthMode) -> int:
         """Micro-batches that the stage `place` stages from the end (the last: 1) must be able to hold."""

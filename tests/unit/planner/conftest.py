@@ -158,7 +158,7 @@ def all_candidates(
                     for option in OPTIONS
                     for codec in (problem.request.codecs[:1] if last else problem.request.codecs)
                     if option.allocator in problem.allocators(device)
-                    and (problem.request.allow_recompute or not option.recompute)
+                    and option.recompute in problem.recompute_choices()
                 ]
             )
         for choices in itertools.product(*per_stage):

@@ -194,6 +194,17 @@ def test_recomputation_and_the_tight_allocator_are_used_only_when_memory_is_shor
     assert short.backward_s > roomy.backward_s
 
 
+@pytest.mark.parametrize("objective", ["time", "memory"])
+def test_required_recomputation_is_used_on_every_stage(make_model, make_cluster, objective):
+    request = PlanRequest(
+        model=make_model(6), cluster=make_cluster((1, 1)), batch_rows=8, require_recompute=True, objective=objective
+    )
+    plan = make_plan(request)
+    assert all(stage.recompute for stage in plan.stages)
+    plain = make_plan(msgspec.structs.replace(request, require_recompute=False, allow_recompute=False))
+    assert plan.predicted_step_s > plain.predicted_step_s
+
+
 def test_the_memory_objective_fills_the_fullest_device_least(make_model, make_cluster):
     request = PlanRequest(
         model=make_model(12), cluster=make_cluster((4, 1, 1)), batch_rows=8, micro_batches=8, objective="memory"
@@ -351,6 +362,7 @@ def test_devices_outside_prescribed_stages_are_left_out_for_that_reason(make_mod
         ({"micro_batches": 0}, "micro_batches is 0"),
         ({"min_stages": 3}, "3 stages"),
         ({"codecs": ()}, "no codec"),
+        ({"require_recompute": True, "allow_recompute": False}, "both required and forbidden"),
         (
             {"fixed_stages": (FixedStage(worker=WorkerId("w9"), first_unit=0, stop_unit=3),)},
             "unknown worker w9; the fixed stages do not cover units 0 to 8",
