@@ -2,7 +2,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 
-
 from coterie.ids import WorkerId
 from coterie.jobs.model_spec import ModelSpec
 from coterie.measure.device_profile import profile_device
