@@ -77,6 +77,8 @@ class _Chain:
         self.count = len(blocks)
         self.called: list[int] = []
         self.shape: torch.Size | None = None
+        self.border = 0
+        """Number of the autograd operation that made the last block's result."""
 
     @property
     def phase(self) -> int:
@@ -101,21 +103,48 @@ class _Chain:
                     f"{self.model_name} runs one block several times (shared layers), which cannot be cut",
                     hint=f"supported are {SUPPORTED}",
                 )
+            if not comes_from_last_block(hidden, self.border):
+                raise UnsupportedModelError(
+                    f"{self.model_name} hands more than hidden states past block {index - 1}",
+                    hint=f"supported are {SUPPORTED}",
+                )
             self.called.append(index)
-            return hidden
+            fresh = torch.empty_like(hidden, requires_grad=True).view_as(hidden)
+            assert fresh.grad_fn is not None
+            self.border = _number(fresh.grad_fn)
+            return fresh
 
         return _Checked(block, form, enter)
 
     def check_extra_state(self, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
-        """Refuses blocks that read something trainable beside the hidden states: its gradient could not cross a cut."""
+        """Refuses blocks that read parameters of the embedding beside the hidden states: other stages lack them."""
         hidden = hidden_argument(args, kwargs)
         for leaf in tree_leaves((args, kwargs)):
             if isinstance(leaf, torch.Tensor) and leaf is not hidden and leaf.requires_grad:
                 raise UnsupportedModelError(
-                    f"the blocks of {self.model_name} share a trainable tensor of shape {tuple(leaf.shape)} beside the "
-                    f"hidden states (such as relative position embeddings), which cannot cross a cut",
+                    f"the blocks of {self.model_name} share a tensor made of parameters, of shape "
+                    f"{tuple(leaf.shape)}, beside the hidden states (such as position embeddings), which cannot cross a cut",
                     hint=f"supported are {SUPPORTED}",
                 )
+
+
+def comes_from_last_block(tensor: torch.Tensor, border: int) -> bool:
+    """Whether all operations that made `tensor` came after operation `border`: nothing went around the blocks."""
+    seen: set[object] = set()
+    open_nodes = [tensor.grad_fn]
+    while open_nodes:
+        node = open_nodes.pop()
+        if node is None or node in seen:
+            continue
+        if _number(node) < border:
+            return False
+        seen.add(node)
+        open_nodes += [following for following, _ in node.next_functions]
+    return True
+
+
+def _number(node: torch.autograd.graph.Node) -> int:
+    return int(node._sequence_nr())  # noqa: SLF001 - torch's documented order of operations has no public reader
 
 
 def probe(model: "PreTrainedModel", blocks: nn.ModuleList) -> Probe:
@@ -125,6 +154,10 @@ def probe(model: "PreTrainedModel", blocks: nn.ModuleList) -> Probe:
         UnsupportedModelError: Not a chain of distinct blocks that hand over hidden states [B,T,D] alone.
     """
     originals = list(blocks)
+    frozen = [parameter for parameter in model.parameters() if not parameter.requires_grad]
+    for parameter in frozen:
+        # Also what a family itself never trains (sinusoidal positions) must not reach the blocks of other stages.
+        parameter.requires_grad_()
     reason = ""
     forms: tuple[StubForm, ...] = ("tensor", "tuple", "pair")
     model.eval()
@@ -138,6 +171,8 @@ def probe(model: "PreTrainedModel", blocks: nn.ModuleList) -> Probe:
     finally:
         for index, block in enumerate(originals):
             blocks[index] = block
+        for parameter in frozen:
+            parameter.requires_grad_(requires_grad=False)
     raise UnsupportedModelError(
         f"{type(model).__name__} is not a chain of blocks that hand hidden states to one another ({reason})",
         hint=f"supported are {SUPPORTED}",
@@ -165,6 +200,11 @@ def _run(model: "PreTrainedModel", blocks: nn.ModuleList, originals: list[nn.Mod
             handle.remove()
     if logits.shape[0] != _ROWS:
         raise _NotAChainError(f"the logits have shape {tuple(logits.shape)} for {_ROWS} rows of {_TOKENS} tokens")
+    if not comes_from_last_block(logits, chain.border):
+        raise UnsupportedModelError(
+            f"{chain.model_name} uses something from before its blocks again after them, which cannot cross a cut",
+            hint=f"supported are {SUPPORTED}",
+        )
     if chain.called != list(range(len(originals))):
         raise UnsupportedModelError(
             f"{chain.model_name} runs its {len(originals)} blocks in the order {chain.called}, not one after the other",
