@@ -157,7 +157,7 @@ def read_exactly(connection: socket.socket, size: int) -> memoryview:
 async def send_frames(job: Job) -> None:
     if job.tls:
         link = await connect(
-            JoinLink(hosts=(job.host,), port=job.port, fingerprint=job.fingerprint, token="unused")  # noqa: S106 - none
+            JoinLink(hosts=(job.host,), port=job.port, fingerprint=job.fingerprint, token="unused"), timeout_s=30
         )
     else:
         link = await connect_plain(job.host, job.port)

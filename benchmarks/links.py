@@ -75,8 +75,12 @@ def transfer(kind: str, frames: int, *, slow: bool, spaces: bool) -> tuple[list[
         ready = json.loads(receiver.stdout.readline())
         command = [*at_sender, sys.executable, str(PROGRAM), "send", *job]
         command += [str(ready["port"]), ready["fingerprint"] or "-", str(rate)]
-        sender = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=300)
-        cpu_s = json.loads(receiver.stdout.readline())["cpu_s"]
+        try:
+            sender = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=300)
+            cpu_s = json.loads(receiver.stdout.readline())["cpu_s"]
+        except BaseException:
+            receiver.kill()  # else leaving the block would wait for it
+            raise
     return cpu_s, json.loads(sender.stdout)["wall_s"] / frames
 
 

@@ -11,8 +11,8 @@ from coterie.transport.join_link import JoinLink
 from coterie.transport.limits import Limits
 from coterie.transport.stream_link import StreamLink
 
-PROBE_TIMEOUT_S = 4.0
-"""For each address: TCP and TLS on a slow network take far less, an address of another network never answers."""
+PROBE_TIMEOUT_S = 8.0
+"""For each address: a wrong one often never answers; a right one takes seconds if the devices are weak and busy."""
 
 
 async def connect(join: JoinLink, *, limits: Limits | None = None, timeout_s: float = PROBE_TIMEOUT_S) -> StreamLink:

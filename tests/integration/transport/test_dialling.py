@@ -55,7 +55,7 @@ def test_a_candidate_that_accepts_and_stays_silent_is_given_up_after_the_timeout
         server = FrameServer(echo)
         await server.start("127.0.0.1")
         with socket.create_server(("127.0.0.8", server.port)):
-            link = await connect(join_of(server, "127.0.0.8", "127.0.0.1"), timeout_s=0.5)
+            link = await connect(join_of(server, "127.0.0.8", "127.0.0.1"), timeout_s=1.5)
         await link.close()
         await server.close()
 
