@@ -47,6 +47,7 @@ def plan_request(
         optimizer_state_copies=optimizer.state_copies,
         codecs=codecs,
         allow_recompute=recipe.train.recompute != "off",
+        require_recompute=recipe.train.recompute == "on",
         allocator=recipe.plan.allocator,
         min_stages=recipe.plan.min_workers,
         max_stages=recipe.plan.max_workers,
