@@ -7,7 +7,7 @@ subtracted. Measured by `benchmarks/links.py` on a busy two-core machine, receiv
 
 | | no TLS | TLS |
 |---|---|---|
-| this | 15-20 ms | 26-45 ms |
+| this | 9-11 ms | 26-45 ms |
 | this without the mark | 103-173 ms | 160-190 ms |
 | raw blocking socket | 77-95 ms | 61-85 ms |
 """
