@@ -8,6 +8,9 @@ from coterie.clock import Clock
 from coterie.cluster.membership import ClusterState, Heard, Joined, Left, apply, decide
 from coterie.cluster.messages import (
     CONTROL,
+    GRADIENT,
+    HIDDEN,
+    TIED,
     AnyMessage,
     Failed,
     Goodbye,
@@ -39,6 +42,11 @@ log = get_logger(__name__)
 
 JOIN_POLL_S = 0.05
 
+_RESUME = "continue with --resume"
+
+_RELAYED_KINDS = (HIDDEN, GRADIENT, TIED)
+"""What workers say to each other: a worker cannot pass its own words off as the coordinator's."""
+
 
 class Member:
     """One worker that is in."""
@@ -48,7 +56,9 @@ class Member:
         self.hello = hello
         self.link = link
         self.rss_bytes = 0
-        self.leaving = False
+        self.bytes_heard = link.bytes_received
+        self.is_relaying = False
+        self.is_gone = False
 
     async def send(self, message: Message) -> None:
         """Send a control message.
@@ -96,9 +106,11 @@ class Members:
         self._silence_limit_s = silence_limit_s
         self._state = ClusterState()
         self._events: asyncio.Queue[Event | CoterieError] = asyncio.Queue()
+        self._gathering = True
         self._closing = False
         self.by_id: dict[WorkerId, Member] = {}
         self.on_heartbeat: Callable[[Member], None] = lambda _member: None
+        self.on_left: Callable[[Member, CoterieError], None] = lambda _member, _error: None
 
     async def admit(self, link: ServedLink, _peer: PeerInfo) -> None:
         """Serve one dialled link until it ends."""
@@ -127,9 +139,6 @@ class Members:
         member = Member(worker, hello, link)
         self.by_id[worker] = member
         self._state = apply(self._state, Joined(worker=worker, at_s=self._clock.now()))
-        await member.send(
-            Welcome(worker=worker, run=self.run, heartbeat_s=self._heartbeat_s, silence_limit_s=self._silence_limit_s)
-        )
         return member
 
     def _fresh_id(self, name: str) -> WorkerId:
@@ -143,46 +152,73 @@ class Members:
     async def _read(self, member: Member) -> None:
         """Take frames from one worker until its link ends: relay, note the time, hand the rest on."""
         try:
+            await member.send(
+                Welcome(
+                    worker=member.worker,
+                    run=self.run,
+                    heartbeat_s=self._heartbeat_s,
+                    silence_limit_s=self._silence_limit_s,
+                )
+            )
             while True:
                 frame = await member.link.receive()
+                member.bytes_heard = member.link.bytes_received
                 self._state = apply(self._state, Heard(worker=member.worker, at_s=self._clock.now()))
                 if frame.header.target not in (COORDINATOR, ""):
                     await self._relay(member, frame)
                 else:
                     self._take(member, frame)
         except CoterieError as error:
-            if not (member.leaving or self._closing):
-                lost = WorkerLostError(
-                    f"{member.hello.name} is gone: {error.message}",
-                    hint="start the worker again and continue with --resume",
-                )
-                self._events.put_nowait(lost)
+            self._lose(member, _lost(member, error.message))
+        except Exception as error:
+            self._lose(member, _lost(member, f"{type(error).__name__}: {error}"))
+            raise
         finally:
-            self._state = apply(self._state, Left(worker=member.worker))
             await member.link.close()
+
+    def _lose(self, member: Member, error: CoterieError) -> None:
+        """A worker goes. Before the run has begun its place is free again; afterwards that ends the run."""
+        if member.is_gone or self._closing:
+            return
+        member.is_gone = True
+        self._state = apply(self._state, Left(worker=member.worker))
+        if self._gathering:
+            del self.by_id[member.worker]
+            self._tokens.give_back(member.hello.token)
+            self.on_left(member, error)
+        else:
+            self._events.put_nowait(error)
 
     async def _relay(self, member: Member, frame: Frame) -> None:
         """Pass a frame on between two workers that have no direct link. The source cannot be forged."""
-        target = self.by_id.get(frame.header.target)
-        if target is None or frame.header.source != member.worker:
+        header = frame.header
+        target = self.by_id.get(header.target)
+        if target is None or header.source != member.worker or header.kind not in _RELAYED_KINDS:
             raise ProtocolError(
-                f"{member.hello.name} sent a frame to {frame.header.target!r}, which is not in this run"
+                f"a {header.kind[:40]} frame from {header.source!r} to {header.target!r} is not passed on"
             )
-        await target.send_frame(frame)
+        # While the target's link is slow nothing more is read from the source, which is not silent for that.
+        member.is_relaying = True
+        try:
+            await target.send_frame(frame)
+        except WorkerLostError as error:
+            self._lose(target, error)
+        finally:
+            member.is_relaying = False
 
     def _take(self, member: Member, frame: Frame) -> None:
         message = unpack(frame.header.body) if frame.header.kind == CONTROL else None
         match message:
             case Heartbeat(rss_bytes=rss_bytes):
                 member.rss_bytes = rss_bytes
-                self.on_heartbeat(member)
+                try:
+                    self.on_heartbeat(member)
+                except CoterieError as error:  # ours, such as a full disk: not the worker's fault
+                    self.post(error)
             case Failed(slug=slug, message=text, hint=hint):
-                member.leaving = True
-                self._events.put_nowait(error_from_slug(slug, f"{member.hello.name}: {text}", hint))
-            case Goodbye():
-                if not (member.leaving or self._closing):
-                    self._events.put_nowait(WorkerLostError(f"{member.hello.name} left: {message.reason}"))
-                member.leaving = True
+                self._lose(member, error_from_slug(slug, f"{member.hello.name}: {text}", hint))
+            case Goodbye(reason=reason):
+                self._lose(member, WorkerLostError(f"{member.hello.name} left: {reason}", hint=_RESUME))
             case _:
                 self._events.put_nowait(Event(member, message, frame))
 
@@ -191,7 +227,7 @@ class Members:
 
         Raises:
             JoinRefusedError: Fewer are in after `timeout_s`.
-            CoterieError: What `post` was called with, or a worker that left again.
+            CoterieError: What `post` was called with.
         """
         deadline_s = self._clock.now() + timeout_s
         while len(self.by_id) < count:
@@ -203,6 +239,7 @@ class Members:
                     hint="start `coterie worker LINK` on the missing devices, or lower cluster.workers",
                 )
             await asyncio.sleep(JOIN_POLL_S)
+        self._gathering = False
         return list(self.by_id.values())
 
     async def next_event(self) -> Event:
@@ -211,48 +248,63 @@ class Members:
         Raises:
             CoterieError: A worker failed, left or fell silent.
         """
-        while True:
-            self._check_silence()
-            try:
-                async with asyncio.timeout(self._heartbeat_s):
-                    event = await self._events.get()
-            except TimeoutError:
-                continue
-            if isinstance(event, CoterieError):
-                raise event
-            return event
+        event = await self._events.get()
+        if isinstance(event, CoterieError):
+            raise event
+        return event
 
     def post(self, error: CoterieError) -> None:
         """Let `wait_for` or `next_event` raise `error`: something outside has ended the run."""
         self._events.put_nowait(error)
 
-    def _check_silence(self) -> None:
-        for command in decide(self._state, self._clock.now(), self._silence_limit_s):
-            name = self.by_id[command.worker].hello.name
-            raise WorkerLostError(
-                f"{name} has been silent for {command.silent_s:.0f} s (limit {self._silence_limit_s:.0f} s)",
-                hint="check the device and its network, then continue with --resume",
+    def check_silence(self) -> None:
+        """Give up workers that have been silent for too long. A large frame on a slow link is no silence."""
+        now_s = self._clock.now()
+        for member in self.by_id.values():
+            received = member.link.bytes_received
+            if received != member.bytes_heard or member.is_relaying:
+                member.bytes_heard = received
+                self._state = apply(self._state, Heard(worker=member.worker, at_s=now_s))
+        for command in decide(self._state, now_s, self._silence_limit_s):
+            member = self.by_id[command.worker]
+            error = WorkerLostError(
+                f"{member.hello.name} has been silent for {command.silent_s:.0f} s "
+                f"(limit {self._silence_limit_s:.0f} s)",
+                hint=f"check the device and its network, then {_RESUME}",
             )
+            self._lose(member, error)
+            member.link.abort(error)  # whoever waits to send to it must not wait on
 
     async def beat(self) -> None:
-        """Send signs of life to all workers, for ever; run it as a task."""
+        """Send signs of life to all workers and look for theirs, for ever; run it as a task."""
         while True:
             await asyncio.sleep(self._heartbeat_s)
-            for member in tuple(self.by_id.values()):
-                try:
-                    await member.link.send(control(Heartbeat(), target=member.worker))
-                except CoterieError:
-                    log.debug("no heartbeat to %s: its reader will say why", member.worker)
+            self.check_silence()
+            await asyncio.gather(*(self._beat_once(member) for member in tuple(self.by_id.values())))
+
+    async def _beat_once(self, member: Member) -> None:
+        try:
+            async with asyncio.timeout(self._heartbeat_s):  # one worker that takes nothing must not hold up the others
+                await member.link.send(control(Heartbeat(), target=member.worker))
+        except (CoterieError, TimeoutError):
+            log.debug("no heartbeat to %s: its reader will say why", member.worker)
 
     async def dismiss(self, message: Message) -> None:
-        """Tell every worker goodbye with `message` and close the links; workers that are gone are skipped."""
+        """Tell every worker goodbye with `message`; workers that are gone are skipped."""
         self._closing = True
-        for member in self.by_id.values():
-            try:
-                async with asyncio.timeout(5):
-                    await member.send(message)
-            except (CoterieError, TimeoutError):
-                log.info("%s did not hear the end of the run", member.hello.name)
+        await asyncio.gather(*(_tell(member, message) for member in tuple(self.by_id.values())))
+
+
+async def _tell(member: Member, message: Message) -> None:
+    try:
+        async with asyncio.timeout(5):
+            await member.send(message)
+    except (CoterieError, TimeoutError):
+        log.info("%s did not hear the end of the run", member.hello.name)
+
+
+def _lost(member: Member, why: str) -> WorkerLostError:
+    return WorkerLostError(f"{member.hello.name} is gone: {why}", hint=f"start the worker again and {_RESUME}")
 
 
 async def _refuse(link: StreamLink, error: CoterieError) -> None:

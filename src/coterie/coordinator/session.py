@@ -1,6 +1,7 @@
 """One coordinator and the workers around it: the open port, who joins, the plan, stages handed out, the farewell."""
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
@@ -45,14 +46,19 @@ class Session:
             heartbeat_s=self._cluster.heartbeat_s,
             silence_limit_s=self._cluster.heartbeat_timeout_s,
         )
+        self.members.on_left = lambda member, error: observer.notice(
+            f"{member.hello.name} left before the run began, its place is free again: {error.message}"
+        )
         self._server = FrameServer(self.members.admit, app=_front_page())
         self._loop: asyncio.AbstractEventLoop | None = None
         self.stop = StopRequests()
 
     def end_with(self, error: CoterieError) -> None:
         """End it from another thread: something outside has failed, such as a local worker's process."""
-        if self._loop is not None:
-            self._loop.call_soon_threadsafe(self.members.post, error)
+        loop = self._loop
+        if loop is not None:
+            with contextlib.suppress(RuntimeError):  # the loop has closed meanwhile: it is over
+                loop.call_soon_threadsafe(self.members.post, error)
 
     async def run(self, work: Callable[[], Awaitable[_T]], *, advice: str = "") -> _T:
         """Open the port, do the work, and tell every worker goodbye, whatever happened; `advice` is for who stops it.
@@ -81,6 +87,7 @@ class Session:
             farewell = "stopped"
             raise InterruptedRunError("the run was stopped", hint=advice) from None
         finally:
+            self._loop = None
             beat.cancel()
             await self.members.dismiss(Stop(reason=farewell))
             await self._server.close()

@@ -63,6 +63,8 @@ class Peers:
         Raises:
             CoterieError: No address answers, or the peer refuses.
         """
+        if not address.port:
+            raise NetworkError("it opens no port")
         link, carrier = await self._open(address)
         try:
             hello = PeerHello(run=self._run, source=source, token=self._token)

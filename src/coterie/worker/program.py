@@ -46,6 +46,7 @@ from coterie.errors import (
     CoterieError,
     InterruptedRunError,
     NetworkError,
+    OutOfMemoryError,
     ProtocolError,
     WorkerLostError,
     error_from_slug,
@@ -54,7 +55,7 @@ from coterie.ids import COORDINATOR, RunId, WorkerId
 from coterie.logs import get_logger
 from coterie.measure.allocator import use_one_arena
 from coterie.measure.budget import memory_budget
-from coterie.measure.process_memory import current_rss_bytes, limit_memory
+from coterie.measure.process_memory import current_rss_bytes, is_out_of_memory, limit_memory
 from coterie.profiles.cluster_profile import LinkProfile
 from coterie.tensors.codecs import decode
 from coterie.transport.addresses import own_addresses
@@ -174,20 +175,28 @@ class WorkerProgram:
     async def _read_coordinator(self) -> None:
         assert self._link is not None
         while True:
-            try:
-                async with asyncio.timeout(self._welcome.silence_limit_s):
-                    frame = await self._link.receive()
-            except TimeoutError:
-                raise NetworkError(
-                    f"the coordinator has been silent for {self._welcome.silence_limit_s:.0f} s",
-                    hint="check the network and the coordinator's machine",
-                ) from None
+            frame = await self._next_frame(self._link)
             if frame.header.kind == CONTROL:
                 await self._handle(unpack(frame.header.body), frame)
             elif frame.header.kind == WEIGHTS:
                 await self._take_weights(frame)
             else:
                 self._take_data(frame)
+
+    async def _next_frame(self, link: StreamLink) -> Frame:
+        """The coordinator's next frame. Silence is a link on which no byte moves: large frames take their time."""
+        limit_s = self._welcome.silence_limit_s
+        while True:
+            received = link.bytes_received
+            try:
+                async with asyncio.timeout(limit_s):
+                    return await link.receive()
+            except TimeoutError:
+                if link.bytes_received == received:
+                    raise NetworkError(
+                        f"the coordinator has been silent for {limit_s:.0f} s",
+                        hint="check the network and the coordinator's machine",
+                    ) from None
 
     async def _handle(self, message: object, frame: Frame) -> None:
         match message:
@@ -206,9 +215,10 @@ class WorkerProgram:
                 self._mailbox.put((NORM_TOTAL, message.step, 0), frame)
             case Stop(reason=reason):
                 self._say(f"the run is over{f': {reason}' if reason else ''}")
-                await self._send(Goodbye(reason=reason))
                 if not self._ended.done():
                     self._ended.set_result(None)
+                with contextlib.suppress(CoterieError):  # the coordinator may have closed the link already
+                    await self._send(Goodbye(reason=reason))
             case _:
                 raise ProtocolError(f"the coordinator sent {type(message).__name__}, which a worker has no use for now")
 
@@ -222,6 +232,8 @@ class WorkerProgram:
         failures: list[str] = []
         for address in request.peers:
             try:
+                if not self._settings.direct_links:
+                    raise NetworkError("its owner allows no direct links")
                 links.extend(await self._peers.dial(address, self._welcome.worker))
             except CoterieError as error:
                 failures.append(f"{address.worker}: {error.message}")
@@ -286,9 +298,10 @@ class WorkerProgram:
         self._loop.call_later(NEWS_S, self._fail, error)
 
     async def _beat(self) -> None:
-        while True:
-            await asyncio.sleep(self._welcome.heartbeat_s)
-            await self._send(Heartbeat(rss_bytes=current_rss_bytes()))
+        with contextlib.suppress(CoterieError):  # the link is gone: its reader says why, after what came before
+            while True:
+                await asyncio.sleep(self._welcome.heartbeat_s)
+                await self._send(Heartbeat(rss_bytes=current_rss_bytes()))
 
     async def _send(self, message: Message) -> None:
         assert self._link is not None
@@ -302,10 +315,7 @@ class WorkerProgram:
     def _task_done(self, task: "asyncio.Task[None]") -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            if not isinstance(error, CoterieError):
-                log.error("a task of the worker failed", exc_info=error)
-                error = CoterieError(f"{type(error).__name__}: {error}", hint="this is a bug: please report it")
-            self._fail(error)
+            self._fail(error if isinstance(error, CoterieError) else _explained(error))
 
     def _fail_from_thread(self, error: CoterieError) -> None:
         is_link = isinstance(error, NetworkError | WorkerLostError)
@@ -345,6 +355,13 @@ class WorkerProgram:
         await server.close()
 
 
+def _explained(error: BaseException) -> CoterieError:
+    if is_out_of_memory(error):
+        return OutOfMemoryError(f"memory ran out: {error}", hint="give the device more memory")
+    log.error("a task of the worker failed", exc_info=error)
+    return CoterieError(f"{type(error).__name__}: {error}", hint="this is a bug: please report it")
+
+
 def _is_local(join: JoinLink) -> bool:
     """Whether the run is on this machine only."""
     return all(host in ("127.0.0.1", "localhost", "::1") for host in join.hosts)
@@ -368,7 +385,7 @@ async def run_worker(join: JoinLink, settings: WorkerSettings, say: Callable[[st
     """
     task = asyncio.current_task()
     assert task is not None
-    with contextlib.suppress(NotImplementedError, ValueError):  # Windows, or not the main thread
+    with contextlib.suppress(NotImplementedError, RuntimeError):  # Windows, or not the main thread
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     try:
         await WorkerProgram(settings, say).run(join)
