@@ -123,7 +123,7 @@ class _Chain:
             if isinstance(leaf, torch.Tensor) and leaf is not hidden and leaf.requires_grad:
                 raise UnsupportedModelError(
                     f"the blocks of {self.model_name} share a tensor made of parameters, of shape "
-                    f"{tuple(leaf.shape)}, beside the hidden states (such as position embeddings), which cannot cross a cut",
+                    f"{tuple(leaf.shape)}, beside the hidden states (as position embeddings), which cannot cross a cut",
                     hint=f"supported are {SUPPORTED}",
                 )
 

@@ -109,7 +109,7 @@ def test_adapters_have_the_unit_of_their_layer(bert_tags: Path) -> None:
     [
         (spec_of("albert", TAGS, embedding_size=16), "shared layers"),
         (spec_of("deberta-v2", TAGS, relative_attention=True, pos_att_type=["p2c", "c2p"]), "cannot cross a cut"),
-        (spec_of("roformer", TAGS, embedding_size=32), "position embeddings"),
+        (spec_of("roformer", TAGS, embedding_size=32), "as position embeddings"),
         (spec_of("opt", TEXT, ffn_dim=48, word_embed_proj_dim=32, layerdrop=0.1), "layerdrop = 0.1"),
         (spec_of("zamba2", TEXT, layer_types=["mamba", "hybrid", "hybrid"]), "Zamba2"),
         (spec_of("t5", "AutoModelForSeq2SeqLM"), "encoder-decoder"),
