@@ -6,6 +6,8 @@ MIB = 1024**2
 GIB = 1024**3
 
 _SIZE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?\s*$", re.IGNORECASE)
+_RATE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([kmgt]?)bit/s\s*$", re.IGNORECASE)
+_SECONDS = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*(us|ms|s)\s*$", re.IGNORECASE)
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
 
@@ -20,6 +22,35 @@ def parse_bytes(text: str) -> int:
         raise ValueError(f"{text!r} is not a size; write it like 600MiB or 1.5GiB")
     number, prefix, binary = match.groups()
     return int(float(number) * (1024 if binary else 1000) ** _POWERS[prefix.lower()])
+
+
+def parse_rate(text: str) -> float:
+    """Bytes per second of a link's rate such as `100Mbit/s`, or `12MB/s` and `12MiB/s`.
+
+    Raises:
+        ValueError: The text is not a rate, or it is 0.
+    """
+    match = _RATE.match(text)
+    rate = 0.0
+    if match is not None:
+        rate = float(match[1]) * 1000 ** _POWERS[match[2].lower()] / 8
+    elif text.rstrip().endswith("B/s"):
+        rate = float(parse_bytes(text.rstrip().removesuffix("/s")))
+    if rate <= 0:
+        raise ValueError(f"{text!r} is not a rate; write it like 100Mbit/s or 12MB/s")
+    return rate
+
+
+def parse_seconds(text: str) -> float:
+    """Seconds of a time such as `5ms`, `0.2 s` or `300us`.
+
+    Raises:
+        ValueError: The text is not a time.
+    """
+    match = _SECONDS.match(text)
+    if match is None:
+        raise ValueError(f"{text!r} is not a time; write it like 5ms or 0.2s")
+    return float(match[1]) * {"us": 1e-6, "ms": 1e-3, "s": 1.0}[match[2].lower()]
 
 
 def format_bytes(count: float) -> str:

@@ -8,6 +8,7 @@ from coterie.api.forward import (
     run_evaluation,
     run_prediction,
 )
+from coterie.api.planning import Planned, measure_facts, plan_run
 from coterie.api.quiet import QuietObserver
 from coterie.api.training import EVENTS, MODEL, PLOT, RECIPE, SUMMARY, FinetuneResult, finetune, train
 
@@ -19,10 +20,13 @@ __all__ = [
     "SUMMARY",
     "Evaluation",
     "FinetuneResult",
+    "Planned",
     "Prediction",
     "QuietObserver",
     "evaluate",
     "finetune",
+    "measure_facts",
+    "plan_run",
     "predict",
     "run_evaluation",
     "run_prediction",

@@ -17,6 +17,7 @@ from coterie.checkpoint.reading import Checkpoint
 from coterie.errors import ModelError, StorageError, UsageError
 from coterie.models.skeleton import config_of
 from coterie.models.source import ModelSource
+from coterie.models.whole import quiet_transformers
 
 RECORD = "coterie.json"
 """The file by which an exported folder is known as ours, with the names of all files that were written."""
@@ -85,18 +86,13 @@ def export_model(
         ModelError: The model folder is not the one that was trained, or the tokenizer folder holds none.
     """
     out_folder = out_folder.absolute()
-    _refuse_sources(out_folder, source.folder, checkpoint.folder)
-    strange = _strangers_files(out_folder)
-    if strange and not options.overwrite:
-        raise StorageError(
-            f"{out_folder} holds {len(strange)} files that were not exported here, such as {strange[0]}",
-            hint="choose another folder, or allow overwriting",
-        )
+    _refuse_sources(out_folder, checkpoint.folder)
+    strange = check_out_folder(out_folder, source, overwrite=options.overwrite)
     base_name = options.base_name or _findable_name(source)
     tokenizer = _opened(tokenizer) if isinstance(tokenizer, Path) else tokenizer
     adapter = checkpoint.manifest.terms.model.lora is not None and not options.merge
     save = _adapter_saver(checkpoint, source, base_name, options) if adapter else _saver(checkpoint, source, options)
-    with _published(out_folder, checkpoint.manifest.nbytes, keep_old=bool(strange)) as partial:
+    with _published(out_folder, checkpoint.manifest.nbytes, keep_old=bool(strange)) as partial, quiet_transformers():
         save(partial)
         if tokenizer is not None:
             tokenizer.save_pretrained(str(partial))
@@ -104,6 +100,26 @@ def export_model(
         (partial / "README.md").write_text(card, encoding="utf-8")
         _write_record(partial, checkpoint)
     return out_folder
+
+
+def check_out_folder(out_folder: Path, source: ModelSource, *, overwrite: bool = False) -> tuple[str, ...]:
+    """May a model be exported to this folder? Asked before a run too, so that it is not refused its model at the end.
+
+    Returns:
+        Files in it that no export put there; none unless `overwrite`.
+
+    Raises:
+        StorageError: There are such files.
+        UsageError: It is or contains the folder of the pretrained model.
+    """
+    _refuse_sources(out_folder, source.folder)
+    strange = _strangers_files(out_folder)
+    if strange and not overwrite:
+        raise StorageError(
+            f"{out_folder} holds {len(strange)} files that were not exported here, such as {strange[0]}",
+            hint="choose another folder, or allow overwriting",
+        )
+    return tuple(strange)
 
 
 def _saver(checkpoint: Checkpoint, source: ModelSource, options: ExportOptions) -> Callable[[Path], None]:

@@ -92,7 +92,7 @@ def _from_folder(spec: ModelSpec, weights: FolderWeights, anatomy: Anatomy) -> "
     config = config_of(spec)
     config.use_cache = False
     found = model_class(spec.auto_class, config)
-    with _quiet():
+    with quiet_transformers():
         try:
             model, report = found.from_pretrained(
                 weights.folder, config=config, dtype=torch.float32, output_loading_info=True, local_files_only=True
@@ -131,8 +131,8 @@ def _assign(model: nn.Module, name: str, tensor: torch.Tensor) -> None:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """Without transformers' progress bar and its advice to train the new layers, which is being done."""
+def quiet_transformers() -> Iterator[None]:
+    """Without transformers' progress bars and its advice to train the new layers, which is being done."""
     from transformers.utils import logging  # noqa: PLC0415 - heavy
 
     verbosity, shown = logging.get_verbosity(), logging.is_progress_bar_enabled()

@@ -1,0 +1,90 @@
+"""`coterie export`: a model folder out of a run's checkpoint."""
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from coterie.cli.formatting import print_json
+from coterie.cli.parser import Parser
+from coterie.errors import CheckpointError, UsageError
+
+if TYPE_CHECKING:
+    from coterie.checkpoint.reading import Checkpoint
+    from coterie.checkpoint.store import CheckpointStore
+
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+def add_parser(verbs: "argparse._SubParsersAction[Parser]") -> Parser:
+    """Register the verb."""
+    parser: Parser = verbs.add_parser(
+        "export",
+        help="write a model folder from a run's checkpoint",
+        description="Write a plain Hugging Face folder, or under LoRA a PEFT adapter folder, from a run's checkpoint:\n"
+        "of a run that was interrupted, of an earlier step, merged, or in another type. A finished run has exported\n"
+        "its last step to its folder `model` already. Without --overwrite, only such a folder is replaced.",
+    )
+    parser.add_argument("folder", type=Path, help="the run's folder")
+    parser.add_argument("--output", type=Path, metavar="DIR", help="where to; default: a folder in the run's folder")
+    parser.add_argument("--step", type=int, help="the checkpoint of this optimizer step; default: the last whole one")
+    parser.add_argument("--base", metavar="MODEL", help="the pretrained model, if it is not where the run found it")
+    parser.add_argument("--merge", action="store_true", help="under LoRA: a plain model with the adapters merged in")
+    parser.add_argument("--dtype", choices=DTYPES, default="float32", help="type of the saved weights (float32)")
+    parser.add_argument(
+        "--overwrite", action="store_true", help="take a folder's place whatever is in it (it is renamed to ….old)"
+    )
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """Export and say where to."""
+    if not args.folder.is_dir():
+        raise UsageError(f"there is no folder {args.folder}", hint="give the folder of a run (run.output)")
+    from coterie.checkpoint.store import CheckpointStore  # noqa: PLC0415 - imports torch: seconds
+
+    store = CheckpointStore(args.folder / "checkpoints")
+    checkpoint = _chosen(store, args)
+    from coterie.checkpoint.export import ExportOptions, export_model  # noqa: PLC0415 - as above
+    from coterie.models import open_model  # noqa: PLC0415 - as above
+    from coterie.tasks.tokenizer import load_tokenizer  # noqa: PLC0415 - as above
+
+    if args.merge and checkpoint.manifest.terms.model.lora is None:
+        raise UsageError("--merge is for runs with LoRA; this one trained the weights themselves", hint="drop --merge")
+    source = open_model(args.base or checkpoint.manifest.base_model)
+    tokenizer = load_tokenizer(source.folder)
+    output = args.output or args.folder / _default_name(args)
+    options = ExportOptions(merge=args.merge, dtype=args.dtype, overwrite=args.overwrite)
+    written = export_model(source, checkpoint, tokenizer.hf, output, options)
+    adapter = checkpoint.manifest.terms.model.lora is not None and not args.merge
+    if args.json:
+        print_json({"model": str(written), "step": checkpoint.step, "adapter": adapter, "dtype": args.dtype})
+        return 0
+    kind = "a PEFT adapter folder" if adapter else "a Hugging Face folder"
+    print(f"step {checkpoint.step} exported to {written}: {kind}, {args.dtype}")
+    return 0
+
+
+def _chosen(store: "CheckpointStore", args: argparse.Namespace) -> "Checkpoint":
+    steps = store.steps()
+    if not steps:
+        raise CheckpointError(f"{args.folder} holds no checkpoints", hint="give the folder of a run (run.output)")
+    if args.step is not None and args.step not in steps:
+        raise CheckpointError(
+            f"{args.folder} holds no checkpoint of step {args.step}; it has {', '.join(map(str, steps))}",
+            hint="choose one of them, or leave --step out for the last",
+        )
+    checkpoint = store.latest() if args.step is None else store.open(args.step)
+    assert checkpoint is not None, "there are steps, and damage raises"
+    return checkpoint
+
+
+def _default_name(args: argparse.Namespace) -> str:
+    """`model` for what a finished run writes itself, another name for everything else."""
+    parts = ["model"]
+    if args.step is not None:
+        parts.append(f"step-{args.step}")
+    if args.merge:
+        parts.append("merged")
+    if args.dtype != "float32":
+        parts.append(args.dtype)
+    return "-".join(parts)

@@ -1,0 +1,98 @@
+"""`coterie plan`: who would run what, and what it would cost, without training."""
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from coterie.cli.devices import add_device_flags, devices_from, links_from
+from coterie.cli.formatting import print_json
+from coterie.cli.parser import Parser
+from coterie.config.flags import add_recipe_flags, overrides_from
+from coterie.units import format_seconds
+
+if TYPE_CHECKING:
+    from coterie.config.recipe import Recipe
+    from coterie.planner.plan import Plan
+    from coterie.profiles.hypothetical import EvenLinks, HypotheticalDevice
+
+_SECTIONS = ("model", "data", "train", "plan", "cluster")
+
+
+def add_parser(verbs: "argparse._SubParsersAction[Parser]") -> Parser:
+    """Register the verb."""
+    parser: Parser = verbs.add_parser(
+        "plan",
+        help="show the plan of a run without training",
+        description="Show which device would run which layers, with memory and time, and train nothing.\n"
+        "Workers join and are measured as by `coterie train`; or describe devices with --device, which are planned\n"
+        "for from this machine's own speed (measured once, then kept). Exit code 7 if nothing fits.",
+    )
+    parser.add_argument("recipe", nargs="?", type=Path, help="the recipe, a TOML file; without one, flags say it all")
+    add_device_flags(parser)
+    parser.add_argument("--schedule-grid", action="store_true", help="draw the order of forwards and backwards")
+    add_recipe_flags(parser, sections=_SECTIONS)
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """Plan and print."""
+    from coterie.config.loading import load_recipe  # noqa: PLC0415 - see cli.main
+
+    devices, links = devices_from(args), links_from(args)
+    overrides = overrides_from(args)
+    if devices:
+        overrides |= {"cluster.workers": len(devices), "cluster.local_workers": ()}
+    recipe = load_recipe(args.recipe, overrides)
+    plan, explanation, steps = _imagined(recipe, devices, links, args) if devices else _measured(recipe, args)
+    grid = _grid(plan) if args.schedule_grid else ""
+    seconds = plan.predicted_step_s * steps
+    if args.json:
+        shown = {"plan": plan, "steps": steps, "predicted_run_s": seconds}
+        print_json(shown | ({"schedule_grid": grid} if grid else {}))
+        return 0
+    print(explanation)
+    print(f"{steps} steps, about {format_seconds(seconds)}")
+    if grid:
+        print(f"\n{grid}")
+    return 0
+
+
+def _imagined(
+    recipe: "Recipe",
+    devices: "tuple[HypotheticalDevice, ...]",
+    links: "EvenLinks | None",
+    args: argparse.Namespace,
+) -> "tuple[Plan, str, int]":
+    """A plan for described devices; needs no torch where the facts are known."""
+    from coterie.coordinator.plan_facts import known_facts  # noqa: PLC0415 - see cli.main
+    from coterie.coordinator.planning import plan_request  # noqa: PLC0415
+    from coterie.planner import explain, make_plan  # noqa: PLC0415
+    from coterie.profiles.hypothetical import hypothetical_cluster  # noqa: PLC0415
+
+    facts = known_facts(recipe)
+    if facts is None:
+        from coterie import api  # noqa: PLC0415 - imports torch: seconds
+        from coterie.cli.console import PlainConsole  # noqa: PLC0415
+
+        facts = api.measure_facts(recipe, PlainConsole(as_json=args.json))
+    request = plan_request(recipe, facts.model, hypothetical_cluster(devices, facts.device, links))
+    plan = make_plan(request)
+    return plan, explain(plan, request), facts.steps
+
+
+def _measured(recipe: "Recipe", args: argparse.Namespace) -> "tuple[Plan, str, int]":
+    """A plan for the workers that join."""
+    from coterie import api  # noqa: PLC0415 - imports torch: seconds, and a wrong recipe should be told at once
+    from coterie.cli.console import PlainConsole  # noqa: PLC0415
+
+    planned = api.plan_run(recipe, PlainConsole(as_json=args.json))
+    return planned.plan, planned.explanation, planned.steps
+
+
+def _grid(plan: "Plan") -> str:
+    from coterie.schedules import make_schedule, render  # noqa: PLC0415 - see cli.main
+
+    in_flight = tuple(stage.in_flight for stage in plan.stages)
+    return render(
+        make_schedule(plan.schedule, stages=len(plan.stages), micro_batches=plan.micro_batches, in_flight=in_flight)
+    )

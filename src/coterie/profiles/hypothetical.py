@@ -1,0 +1,68 @@
+"""Devices that are not there: this machine's measured profile, scaled, to plan for machines before they are bought."""
+
+from collections.abc import Sequence
+from itertools import permutations
+
+import msgspec
+
+from coterie.ids import WorkerId
+from coterie.profiles.cluster_profile import ClusterProfile, DeviceProfile, LinkProfile, UnitTiming
+
+
+class HypotheticalDevice(msgspec.Struct, frozen=True, kw_only=True):
+    """A device as its owner describes it.
+
+    Attributes:
+        name: What to call it.
+        memory_bytes: What a worker may use there; None: as much as on the measured machine.
+        speed: How fast it computes, the measured machine being 1.
+    """
+
+    name: str
+    memory_bytes: int | None = None
+    speed: float = 1.0
+
+
+class EvenLinks(msgspec.Struct, frozen=True, kw_only=True):
+    """A network in which every pair of devices has the same link."""
+
+    bytes_per_s: float
+    latency_s: float
+
+
+def hypothetical_cluster(
+    devices: Sequence[HypotheticalDevice], measured: DeviceProfile, links: EvenLinks | None
+) -> ClusterProfile:
+    """The devices as profiles, in their order; without `links` none counts as measured."""
+    profiles = tuple(_scaled(device, measured) for device in devices)
+    pairs = permutations([profile.worker for profile in profiles], 2) if links is not None else ()
+    return ClusterProfile(
+        devices=profiles,
+        links=tuple(
+            LinkProfile(source=source, target=target, bytes_per_s=links.bytes_per_s, latency_s=links.latency_s)
+            for source, target in pairs
+            if links is not None
+        ),
+    )
+
+
+def _scaled(device: HypotheticalDevice, measured: DeviceProfile) -> DeviceProfile:
+    return msgspec.structs.replace(
+        measured,
+        worker=WorkerId(device.name),
+        name=device.name,
+        memory_bytes=measured.memory_bytes if device.memory_bytes is None else device.memory_bytes,
+        timings=tuple(_slowed(timing, device.speed) for timing in measured.timings),
+        flops_per_s=measured.flops_per_s * device.speed,
+        update_bytes_per_s=measured.update_bytes_per_s * device.speed,
+    )
+
+
+def _slowed(timing: UnitTiming, speed: float) -> UnitTiming:
+    return UnitTiming(
+        kind=timing.kind,
+        forward_fixed_s=timing.forward_fixed_s / speed,
+        forward_per_row_s=timing.forward_per_row_s / speed,
+        backward_fixed_s=timing.backward_fixed_s / speed,
+        backward_per_row_s=timing.backward_per_row_s / speed,
+    )
