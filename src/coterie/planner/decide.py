@@ -97,6 +97,7 @@ def _peak_alone(request: PlanRequest, device: DeviceProfile) -> int:
         optimizer_state_copies=request.optimizer_state_copies,
         allocator="tight" if request.allocator == "tight" else "default",
         device_type=device.device_type,
+        accumulates=False,
     )
     estimate = estimate_memory(
         request.model,

@@ -1,8 +1,11 @@
 """How much memory a stage takes: what the meta device counted, plus a few constants that were measured.
 
-`peak = base + weights + trained x (gradient + optimizer copies + further versions) + in flight x saved + transient +
-buffers`; within -5 to +7 % of the measured peak with the tight allocator. The arithmetic runs on plain integers for one
-stage and on arrays for all stages at once (the search), and must stay the same for both: integers only.
+`peak = base + weights + trained x (gradient + optimizer copies + further versions) + (in flight - 1) x saved + the most
+that one micro-batch's backward takes + holes of the allocator + buffers`. A backward frees what it saved, from the last
+unit to the first, while working memory (and, where none exist yet, gradients) comes up: its peak lies at one unit, and
+is found by looking at each. Only the tight allocator (and a GPU's) gives back what is freed; with glibc's default all
+of it adds up. The arithmetic runs on plain integers for one stage and on arrays for all stages at once (the search),
+and must stay the same for both: integers only.
 """
 
 from typing import Generic, NamedTuple, TypeVar
@@ -20,14 +23,22 @@ from coterie.units import MIB
 # What was measured rather than counted; `benchmarks/memory.py` compares predictions with peaks and is the place to
 # calibrate from.
 
-RUNTIME_BYTES = 40 * MIB
-"""Thread stacks, oneDNN scratch, the event loop, Python objects of a running stage: 40-60 MiB above the idle worker."""
-
-DEFAULT_ALLOCATOR_PERCENT = 160
-"""glibc's default allocator fragments: activations of 41.5 MiB cost 73-79 MiB under LoRA, less when fully trained."""
+RUNTIME_BYTES = 16 * MIB
+"""Thread stacks, oneDNN scratch, the event loop, Python objects of a running stage; 8-11 MiB without a network."""
 
 TIGHT_ALLOCATOR_PERCENT = 102
 """With a fixed mmap threshold of 128 KiB freed blocks go back at once: 41.5 MiB cost 41.6 MiB, plus page rounding."""
+
+HOLES_PERCENT = 100
+"""glibc's default allocator never shrinks its heap, and leaves holes between blocks that live longer: so much of what
+the micro-batches in flight save (measured 96-104 under LoRA). Where everything is trained, gradients fill the holes of
+one micro-batch (measured 90-108 for each beyond the first, none for that)."""
+
+HOLES_OF_STASH_PERCENT = 25
+"""The same where everything is trained and gradients go after every micro-batch (measured 17-30)."""
+
+HOLES_OF_RECOMPUTATION_PERCENT = 100
+"""Recomputed blocks leave holes too: of what one micro-batch would save, however many wait (measured 88-124)."""
 
 GPU_ALLOCATOR_PERCENT = 110
 """PyTorch's caching allocators round blocks up and keep a few; not measured here."""
@@ -39,20 +50,32 @@ Bytes = TypeVar("Bytes", int, NDArray[np.int64])
 
 
 class MemorySettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What a stage's memory depends on besides its units, rows and depth."""
+    """What a stage's memory depends on besides its units, rows and depth.
+
+    `accumulates` is False where a step has one micro-batch (under `stash` each is an update of its own anyway).
+    """
 
     schedule: ScheduleKind = "flush"
     optimizer_state_copies: int = 2
     recompute: bool = False
     allocator: Allocator = "default"
     device_type: DeviceType = "cpu"
+    accumulates: bool = True
 
     @property
     def activation_percent(self) -> int:
-        """Resident bytes per 100 bytes of live activations."""
-        if self.device_type != "cpu":
-            return GPU_ALLOCATOR_PERCENT
-        return TIGHT_ALLOCATOR_PERCENT if self.allocator == "tight" else DEFAULT_ALLOCATOR_PERCENT
+        """Resident bytes per 100 bytes of live activations, holes apart."""
+        return TIGHT_ALLOCATOR_PERCENT if self.device_type == "cpu" else GPU_ALLOCATOR_PERCENT
+
+    @property
+    def leaves_holes(self) -> bool:
+        """Does the allocator keep what is freed?"""
+        return self.device_type == "cpu" and self.allocator == "default"
+
+    @property
+    def adds_gradients(self) -> bool:
+        """Does a backward add to existing gradients? Else gradients and what is saved are never whole at once."""
+        return self.accumulates and self.schedule != "stash"
 
 
 class StageSizes(NamedTuple, Generic[Bytes]):
@@ -61,10 +84,12 @@ class StageSizes(NamedTuple, Generic[Bytes]):
     Attributes:
         weights, trained: Parameters, a tied matrix once per stage.
         saved: Kept for backward without recomputation.
-        saved_beside_blocks: The part of it that embedding and output layer keep.
-        block_inputs: Inputs of the stage's blocks, which recomputation keeps.
-        largest_block_saved: What one block keeps while it is recomputed.
-        transient: Largest working memory of a unit.
+        kept: Kept with recomputation: block inputs, and what embedding and output layer save.
+        adding, fresh: Most that one micro-batch takes during its backward, without recomputation, where gradients exist
+            and where they come up meanwhile (then beyond their sum: it may be negative).
+        adding_again, fresh_again: The same with recomputation.
+        largest_block_saved: What one block saves while it is recomputed.
+        transient, fresh_transient: Largest working memory of a unit, in the same two cases.
         received, sent: One hidden state of the link before and after; 0 at the ends.
         exchanged: Buffer for the tied matrix's gradient from the other end.
     """
@@ -72,10 +97,14 @@ class StageSizes(NamedTuple, Generic[Bytes]):
     weights: Bytes
     trained: Bytes
     saved: Bytes
-    saved_beside_blocks: Bytes
-    block_inputs: Bytes
+    kept: Bytes
+    adding: Bytes
+    fresh: Bytes
+    adding_again: Bytes
+    fresh_again: Bytes
     largest_block_saved: Bytes
     transient: Bytes
+    fresh_transient: Bytes
     received: Bytes
     sent: Bytes
     exchanged: Bytes
@@ -111,7 +140,6 @@ def stage_bytes(sizes: StageSizes[Bytes], settings: MemorySettings) -> StageByte
     nothing = sizes.weights * 0
     percent = settings.activation_percent
     runtime = nothing + RUNTIME_BYTES
-    transient = sizes.transient * percent // 100
     if settings.schedule == "forward":
         return StageBytes(
             weights=sizes.weights,
@@ -121,26 +149,49 @@ def stage_bytes(sizes: StageSizes[Bytes], settings: MemorySettings) -> StageByte
             versions_per_depth=nothing,
             activations=nothing,
             activations_per_depth=nothing,
-            transient=transient,
+            transient=sizes.transient * percent // 100,
             buffers=runtime + LINK_COPIES * (sizes.received + sizes.sent),
         )
     # Depth d keeps d versions under `stash`, the newest among the weights: d - 1 more.
     versions = {"stash": -sizes.trained, "2bw": sizes.trained}.get(settings.schedule, nothing)
-    kept, working = sizes.saved, nothing
-    if settings.recompute:
-        kept = sizes.saved_beside_blocks + sizes.block_inputs
-        working = sizes.largest_block_saved
+    kept, working = _one_micro_batch(sizes, settings)
+    holes, holes_per_depth = _holes(sizes, settings)
+    kept, beyond = kept * percent // 100, (working - kept) * percent // 100
+    more = (beyond + abs(beyond)) // 2
     return StageBytes(
         weights=sizes.weights,
         gradients=sizes.trained,
         optimizer=sizes.trained * settings.optimizer_state_copies,
         versions=versions,
         versions_per_depth=sizes.trained if settings.schedule == "stash" else nothing,
-        activations=working * percent // 100,
-        activations_per_depth=kept * percent // 100,
-        transient=transient,
+        activations=beyond - more + holes,
+        activations_per_depth=kept + holes_per_depth,
+        transient=more,
         buffers=runtime + 2 * LINK_COPIES * (sizes.received + sizes.sent) + sizes.exchanged,
     )
+
+
+def _one_micro_batch(sizes: StageSizes[Bytes], settings: MemorySettings) -> tuple[Bytes, Bytes]:
+    """What a waiting micro-batch keeps, and the most that one takes in its backward."""
+    kept = sizes.kept if settings.recompute else sizes.saved
+    if settings.leaves_holes:
+        block = sizes.largest_block_saved if settings.recompute else kept * 0
+        return kept, kept + block + (sizes.transient if settings.adds_gradients else sizes.fresh_transient)
+    if settings.recompute:
+        return kept, sizes.adding_again if settings.adds_gradients else sizes.fresh_again
+    return kept, sizes.adding if settings.adds_gradients else sizes.fresh
+
+
+def _holes(sizes: StageSizes[Bytes], settings: MemorySettings) -> tuple[Bytes, Bytes]:
+    """Freed memory that the process keeps: at depth 0, and for each micro-batch in flight."""
+    if not settings.leaves_holes:
+        return sizes.saved * 0, sizes.saved * 0
+    if settings.recompute:
+        return sizes.saved * HOLES_OF_RECOMPUTATION_PERCENT // 100, sizes.saved * 0
+    trained_percent = 100 * sizes.trained // (sizes.weights + (sizes.weights == 0))
+    filled = HOLES_PERCENT - HOLES_OF_STASH_PERCENT if settings.schedule == "stash" else 0
+    each = sizes.saved * (100 * HOLES_PERCENT - filled * trained_percent) // 10_000
+    return -each * trained_percent // 100, each
 
 
 def tied_is_trained(model: ModelProfile) -> bool:
@@ -156,6 +207,10 @@ def stage_sizes(model: ModelProfile, first_unit: int, stop_unit: int, rows: int)
     numbers = range(first_unit, stop_unit)
     is_block = [0 < number < last for number in numbers]
     saved = [layer.saved.at(rows) for layer in layers]
+    inputs = [model.layers[number - 1].boundary.at(rows) for number in numbers]
+    kept = [size if block else own for size, own, block in zip(inputs, saved, is_block, strict=True)]
+    peaks = [max(terms[first_unit:stop_unit]) - before[first_unit] for terms, before in _backward_peaks(model, rows)]
+    masks = model.shared.at(rows)
     has_both_ends = len(model.layers) > 1 and first_unit == 0 and stop_unit == last + 1
     shared = model.tied_bytes if model.tied and has_both_ends else 0
     trained_tie = tied_is_trained(model)
@@ -163,13 +218,15 @@ def stage_sizes(model: ModelProfile, first_unit: int, stop_unit: int, rows: int)
     return StageSizes(
         weights=sum(layer.parameter_bytes for layer in layers) - shared,
         trained=sum(layer.trainable_bytes for layer in layers) - (shared if trained_tie else 0),
-        saved=sum(saved),
-        saved_beside_blocks=sum(size for size, block in zip(saved, is_block, strict=True) if not block),
-        block_inputs=sum(
-            model.layers[number - 1].boundary.at(rows) for number, block in zip(numbers, is_block, strict=True) if block
-        ),
+        saved=sum(saved) + masks,
+        kept=sum(kept) + masks,
+        adding=peaks[0] + masks,
+        fresh=peaks[1] + masks,
+        adding_again=peaks[2] + masks,
+        fresh_again=peaks[3] + masks,
         largest_block_saved=max((size for size, block in zip(saved, is_block, strict=True) if block), default=0),
         transient=max(layer.transient.at(rows) for layer in layers),
+        fresh_transient=max(layer.fresh_transient.at(rows) for layer in layers),
         received=_boundary(model.layers, first_unit - 1, rows),
         sent=_boundary(model.layers, stop_unit - 1, rows) if stop_unit <= last else 0,
         exchanged=model.tied_bytes if trained_tie and has_one_end else 0,
@@ -180,6 +237,32 @@ def _boundary(layers: tuple[LayerProfile, ...], unit: int, rows: int) -> int:
     return layers[unit].boundary.at(rows) if unit >= 0 else 0
 
 
+def _backward_peaks(model: ModelProfile, rows: int) -> list[tuple[list[int], list[int]]]:
+    """`adding`, `fresh`, `adding_again`, `fresh_again` of every stage, as terms per unit and offsets.
+
+    When the backward reaches unit u of a stage [i, j), what the units i ... u saved is still there, the gradients of
+    u ... j - 1 have come up, and u works. The largest of the terms i ... j - 1, less the offset at i, is the peak.
+    """
+    last = len(model.layers) - 1
+    peaks = []
+    for again in (False, True):
+        for fresh in (False, True):
+            terms: list[int] = []
+            before: list[int] = []
+            saved = gradients = 0
+            for number, layer in enumerate(model.layers):
+                own, working = layer.saved.at(rows), 0
+                if again and 0 < number < last:
+                    own, working = model.layers[number - 1].boundary.at(rows), own
+                before.append(saved - (gradients if fresh else 0))
+                saved += own
+                transient = layer.fresh_transient if fresh else layer.transient
+                terms.append(saved + working + transient.at(rows) - (gradients if fresh else 0))
+                gradients += layer.trainable_bytes
+            peaks.append((terms, before))
+    return peaks
+
+
 def all_stage_sizes(model: ModelProfile, rows: int) -> StageSizes[NDArray[np.int64]]:
     """`stage_sizes` of every stage at once: arrays [first_unit, stop_unit], of which only first < stop is used."""
     units = len(model.layers)
@@ -188,7 +271,12 @@ def all_stage_sizes(model: ModelProfile, rows: int) -> StageSizes[NDArray[np.int
     block = np.array([0 < unit < units - 1 for unit in range(units)])
     saved = np.array([layer.saved.at(rows) for layer in model.layers], dtype=np.int64)
     boundary = np.array([layer.boundary.at(rows) for layer in model.layers], dtype=np.int64)
-    inputs = np.where(block, np.concatenate([[0], boundary[:-1]]), 0)
+    kept = np.where(block, np.concatenate([[0], boundary[:-1]]), saved)
+    peaks = [
+        _range_maxima(np.array(terms, dtype=np.int64)) - np.array([*before, 0], dtype=np.int64)[:, None]
+        for terms, before in _backward_peaks(model, rows)
+    ]
+    masks = model.shared.at(rows)
     shared = np.where((first == 0) & (stop == units) & (units > 1), model.tied_bytes if model.tied else 0, 0)
     trained_tie = tied_is_trained(model)
     one_end = (first == 0) != (stop == units)
@@ -196,11 +284,15 @@ def all_stage_sizes(model: ModelProfile, rows: int) -> StageSizes[NDArray[np.int
     return StageSizes(
         weights=_range_sums([layer.parameter_bytes for layer in model.layers]) - shared,
         trained=_range_sums([layer.trainable_bytes for layer in model.layers]) - (shared if trained_tie else 0),
-        saved=_range_sums(saved),
-        saved_beside_blocks=_range_sums(np.where(block, 0, saved)),
-        block_inputs=_range_sums(inputs),
+        saved=_range_sums(saved) + masks,
+        kept=_range_sums(kept) + masks,
+        adding=peaks[0] + masks,
+        fresh=peaks[1] + masks,
+        adding_again=peaks[2] + masks,
+        fresh_again=peaks[3] + masks,
         largest_block_saved=_range_maxima(np.where(block, saved, 0)),
         transient=_range_maxima(np.array([layer.transient.at(rows) for layer in model.layers], dtype=np.int64)),
+        fresh_transient=_range_maxima(np.array([u.fresh_transient.at(rows) for u in model.layers], dtype=np.int64)),
         received=np.broadcast_to(around[:, None], shape),
         sent=np.broadcast_to(around[None, :], shape),
         exchanged=np.where(one_end, model.tied_bytes if trained_tie else 0, 0),

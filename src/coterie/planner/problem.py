@@ -120,6 +120,7 @@ class Problem:
             recompute=recompute,
             allocator=allocator,
             device_type=self.devices[device].device_type,
+            accumulates=self.micro_batches > 1,
         )
 
     def in_flight(self, depth: int) -> int:

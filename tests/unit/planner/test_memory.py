@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coterie.planner.memory import (
-    DEFAULT_ALLOCATOR_PERCENT,
+    HOLES_OF_STASH_PERCENT,
+    HOLES_PERCENT,
     LINK_COPIES,
     RUNTIME_BYTES,
     TIGHT_ALLOCATOR_PERCENT,
@@ -17,6 +18,7 @@ from coterie.planner.memory import (
     stage_bytes,
     stage_sizes,
 )
+from coterie.profiles.model_profile import AffineBytes
 from coterie.units import MIB
 
 
@@ -51,17 +53,62 @@ def test_recomputation_keeps_block_inputs_and_one_block(make_model):
         model, (0, 3), rows=1, in_flight=2, settings=MemorySettings(recompute=True, allocator="tight")
     )
     kept = 4 * MIB + 2 * MIB // 2  # what the embedding saves, two block inputs
-    assert estimate.activations == (
-        4 * MIB * TIGHT_ALLOCATOR_PERCENT // 100 + 2 * (kept * TIGHT_ALLOCATOR_PERCENT // 100)
+    assert estimate.activations == 2 * (kept * TIGHT_ALLOCATOR_PERCENT // 100)
+    assert estimate.transient == (4 + 2) * MIB * TIGHT_ALLOCATOR_PERCENT // 100  # the last block again, and its work
+
+
+def test_gradients_that_come_up_in_the_backward_are_not_there_while_all_is_saved(make_model):
+    model = make_model(4)
+    tight = MemorySettings(schedule="stash", allocator="tight")
+    estimate = estimate_memory(model, (1, 3), rows=1, in_flight=1, settings=tight)
+    # At the first block: 4 MiB saved and two gradients of 28; at the last one: 8 MiB saved and one gradient.
+    assert estimate.gradients + estimate.activations + estimate.transient == pytest.approx(60 * MIB, rel=0.01)
+    adding = estimate_memory(model, (1, 3), rows=1, in_flight=1, settings=MemorySettings(allocator="tight"))
+    assert adding.gradients + adding.activations + adding.transient == pytest.approx((56 + 8 + 2) * MIB, rel=0.01)
+    once = MemorySettings(allocator="tight", accumulates=False)
+    assert estimate_memory(model, (1, 3), rows=1, in_flight=1, settings=once) == estimate
+
+
+def test_the_largest_working_memory_counts_where_it_comes_up(make_model):
+    model = make_model(4)
+    big = AffineBytes(fixed=90 * MIB)
+    layers = (msgspec.structs.replace(model.layers[0], transient=big), *model.layers[1:])
+    model = msgspec.structs.replace(model, layers=layers)
+    tight, default = (
+        estimate_memory(model, (0, 3), rows=1, in_flight=1, settings=MemorySettings(allocator=allocator))
+        for allocator in ("tight", "default")
     )
+    # The embedding's backward comes last: by then only its own 4 MiB are saved. The default allocator keeps the rest.
+    assert tight.activations + tight.transient == pytest.approx((4 + 90) * MIB, rel=0.03)
+    assert default.activations + default.transient == pytest.approx((12 + 90) * MIB, rel=0.03)
 
 
-def test_the_default_allocator_costs_more_than_the_tight_one_for_activations_only(make_model):
+@pytest.mark.parametrize(
+    ("schedule", "trained", "percent", "first"),
+    [
+        ("flush", True, HOLES_PERCENT, 0),
+        ("stash", True, HOLES_OF_STASH_PERCENT, 0),
+        ("flush", False, HOLES_PERCENT, HOLES_PERCENT),
+    ],
+)
+def test_the_default_allocator_leaves_holes_for_each_micro_batch_that_gradients_do_not_fill(
+    make_model, schedule, trained, percent, first
+):
+    model = make_model(4, trained=trained)
+    loose = MemorySettings(allocator="default", schedule=schedule)
+    one, two, three = (
+        estimate_memory(model, (1, 3), rows=2, in_flight=depth, settings=loose).activations for depth in (1, 2, 3)
+    )
+    kept = 16 * MIB * TIGHT_ALLOCATOR_PERCENT // 100
+    assert one == kept + 16 * MIB * first // 100
+    assert two - one == three - two == kept + 16 * MIB * percent // 100
+
+
+def test_the_tight_allocator_costs_less_for_activations_only(make_model):
     loose, tight = (
         estimate_memory(make_model(4), (1, 3), rows=2, in_flight=2, settings=MemorySettings(allocator=allocator))
         for allocator in ("default", "tight")
     )
-    assert loose.activations == 2 * (16 * MIB * DEFAULT_ALLOCATOR_PERCENT // 100)
     assert loose.activations > tight.activations
     assert loose.weights == tight.weights
     assert loose.optimizer == tight.optimizer
