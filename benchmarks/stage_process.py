@@ -5,6 +5,7 @@ stage's memory is measured without the others. Prints one JSON line, a `StageMem
 """
 
 import gc
+import importlib
 import sys
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -128,6 +129,8 @@ def measure(job: StageJob) -> StageMemory:
     if job.allocator == "tight":
         use_tight_allocator()
     describe(job.spec)
+    if job.spec.lora is not None:
+        importlib.import_module("peft")  # an idle worker has it, from the time when it measured its speed
     idle = idle_bytes("cpu")
     stage = _in_thread(lambda: build_stage(job.spec, *job.units, StandInWeights(job.spec)))
     ports = MadeUpNeighbours(job, labels=9)
