@@ -153,6 +153,12 @@ class NonFiniteLossError(CoterieError):
     slug = "non-finite-loss"
     exit_code = 13
 
+    def __init__(self, message: str, *, hint: str = "", step: int = -1, micro_batch: int = -1) -> None:
+        """`step` and `micro_batch` say where, if they are known: whoever has the data names the rows."""
+        super().__init__(message, hint=hint)
+        self.step = step
+        self.micro_batch = micro_batch
+
 
 class OutOfMemoryError(CoterieError):
     """A device ran out of memory in mid-run; the message names the device and its budget.

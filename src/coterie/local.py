@@ -1,5 +1,6 @@
 """A whole cluster on one machine: worker processes with budgets and speeds of their own, joining like any other."""
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from coterie.config.recipe import ClusterSection, LocalWorker
-from coterie.errors import CoterieError, WorkerLostError
+from coterie.errors import CoterieError, InterruptedRunError, WorkerLostError, error_from_slug
 from coterie.logs import get_logger
 
 if TYPE_CHECKING:
@@ -27,6 +28,17 @@ JOIN_LINK_VARIABLE = "COTERIE_JOIN_LINK"
 """A local worker reads its join link here: a command line is visible to every user of the machine."""
 
 WATCH_S = 0.2
+
+LEAVE_S = 10.0
+"""How long workers may take to leave when the run is over; a worker in the middle of a forward ends it first."""
+
+HURRY_S = 3.0
+"""The same when the user has stopped the run."""
+
+TERMINATE_S = 5.0
+
+SIGKILL = 9
+"""Windows has no name for it, and no such exit code."""
 
 
 class LocalCluster:
@@ -98,22 +110,27 @@ class LocalCluster:
                     if process.returncode != 0 and not self._stopping.is_set():
                         self._on_exit(name, process.returncode)
 
-    def stop(self, patience_s: float = 10.0) -> None:
+    def stop(self, patience_s: float = LEAVE_S) -> None:
         """End all workers: wait for those that leave by themselves, terminate, then kill. Idempotent."""
         self._stopping.set()
-        deadline_s = time.monotonic() + patience_s
-        for process in self.processes.values():
-            try:
-                process.wait(timeout=max(deadline_s - time.monotonic(), 0.1))
-            except subprocess.TimeoutExpired:
+        try:
+            self._wait(patience_s)
+            for process in self.processes.values():
                 process.terminate()
+            self._wait(TERMINATE_S)
+        finally:  # also if somebody is impatient and asks once more to stop
+            for process in self.processes.values():
+                if process.poll() is None:
+                    log.warning("worker process %d did not end when asked; it is killed", process.pid)
+                    process.kill()
+                    process.wait()
+
+    def _wait(self, seconds: float) -> None:
+        """Until all processes have ended, at most `seconds`."""
+        deadline_s = time.monotonic() + seconds
         for process in self.processes.values():
-            try:
-                process.wait(timeout=5.0)
-            except subprocess.TimeoutExpired:
-                log.warning("worker process %d did not end when asked; it is killed", process.pid)
-                process.kill()
-                process.wait()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=max(deadline_s - time.monotonic(), 0.0))
 
 
 class LocalFront:
@@ -144,7 +161,7 @@ class LocalFront:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._workers is not None:
-            self._workers.stop()
+            self._workers.stop(HURRY_S if isinstance(error, InterruptedRunError | KeyboardInterrupt) else LEAVE_S)
 
     def joinable(self, join_link: str) -> None:
         """See `RunObserver`."""
@@ -156,12 +173,7 @@ class LocalFront:
 
     def _worker_ended(self, name: str, code: int) -> None:
         assert self._workers is not None
-        log_file = self._workers.log_file(name)
-        self.end_with(
-            WorkerLostError(
-                f"the local worker {name} ended with exit code {code}{_last_error(log_file)}", hint=f"see {log_file}"
-            )
-        )
+        self.end_with(_death(name, code, self._workers.log_file(name)))
 
     def notice(self, text: str) -> None:
         """See `RunObserver`."""
@@ -178,10 +190,16 @@ class LocalFront:
         self._observer.record(record)
 
 
-def _last_error(log_file: Path) -> str:
-    """What a dead worker said last: its own error, if it could still say one."""
+def _death(name: str, code: int, log_file: Path) -> CoterieError:
+    """Why a worker's process ended: its own last error if it could still say one, else how it ended."""
     try:
-        lines = [line for line in log_file.read_text(errors="replace").splitlines() if line.startswith("error [")]
+        _, said, last = ("\n" + log_file.read_text(errors="replace")).rpartition("\nerror [")
     except OSError:
-        return ""
-    return f": {lines[-1]}" if lines else ""
+        said = last = ""
+    if said:
+        slug, _, text = last.strip().partition("]: ")
+        message, _, hint = text.partition("\ntry: ")
+        return error_from_slug(slug, f"the local worker {name} ended: {message}", hint or f"see {log_file}")
+    how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+    memory = "; if the system killed it for its memory, give it a smaller budget" if code == -SIGKILL else ""
+    return WorkerLostError(f"the local worker {name} {how}", hint=f"see {log_file}{memory}")

@@ -9,7 +9,8 @@ from pathlib import Path
 import msgspec
 
 from coterie.api.quiet import QuietObserver
-from coterie.checkpoint.export import export_model
+from coterie.checkpoint.export import ExportOptions, check_out_folder, export_model
+from coterie.checkpoint.model_card import CardFacts
 from coterie.checkpoint.reading import Checkpoint
 from coterie.checkpoint.store import CheckpointStore
 from coterie.config.loading import load_recipe
@@ -84,6 +85,9 @@ def train(recipe: Recipe, observer: RunObserver) -> FinetuneResult:
     job = prepare_job(recipe, run_id, observer.notice)
     for note in (*job.notes, *(check_resumable(job, checkpoint) if checkpoint else ())):
         observer.notice(note)
+    if checkpoint is not None:
+        _refuse_finished(job, checkpoint, folder)
+    check_out_folder(folder / MODEL, job.source)
     _write(folder / RECIPE, recipe_to_toml(recipe).encode())
     store = CheckpointStore(
         checkpoint_folder(recipe.run.output), run_id=run_id, keep=max(recipe.run.keep_checkpoints, 2)
@@ -106,7 +110,8 @@ def _execute(
 def _finish(job: Job, outcome: RunOutcome, folder: Path, observer: RunObserver) -> FinetuneResult:
     model_folder = folder / MODEL
     observer.notice(f"saving the model to {model_folder}")
-    export_model(job.source, outcome.checkpoint, job.tokenizer.hf, model_folder)
+    options = ExportOptions(facts=_card_facts(job, outcome.summary))
+    export_model(job.source, outcome.checkpoint, job.tokenizer.hf, model_folder, options)
     _write(folder / SUMMARY, summary_json(outcome.summary))
     plot_run(
         read_events(folder / EVENTS), folder / PLOT, title=f"{short_name(job.source.name)}, {job.recipe.train.method}"
@@ -119,6 +124,25 @@ def _finish(job: Job, outcome: RunOutcome, folder: Path, observer: RunObserver) 
         losses=outcome.losses,
         quality=outcome.summary.quality,
     )
+
+
+def _card_facts(job: Job, summary: SummaryRecord) -> CardFacts:
+    """For the model card, which may be published: the data by name, not by their place on this machine."""
+    return CardFacts(
+        data=f"{Path(job.recipe.data.train).name}, {job.training_rows} rows",
+        task=job.task.name,
+        metrics={f"{record.split} {record.main_metric}": record.main_value for record in summary.quality},
+    )
+
+
+def _refuse_finished(job: Job, checkpoint: Checkpoint, folder: Path) -> None:
+    """A resumed run that has nothing left to do says so; one that was stopped while it saved its model may go on."""
+    if checkpoint.step >= job.total_steps and (folder / SUMMARY).exists():
+        raise CheckpointError(
+            f"the run in {folder} is finished: {checkpoint.step} of {job.total_steps} steps are done, "
+            f"and its model is in {folder / MODEL}",
+            hint="to train on, start a new run from that model in another folder",
+        )
 
 
 def _checkpoint_to_resume(recipe: Recipe, folder: Path) -> Checkpoint | None:

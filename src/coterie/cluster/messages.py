@@ -253,11 +253,16 @@ class Heartbeat(Message, frozen=True, kw_only=True):
 
 
 class Failed(Message, frozen=True, kw_only=True):
-    """Something went wrong here: an error of `coterie.errors` by its slug. The sender ends."""
+    """Something went wrong here: an error of `coterie.errors` by its slug. The sender ends.
+
+    `step` and `micro_batch` say where, for a loss that is not finite; -1 if that is not known.
+    """
 
     slug: str
     message: str
     hint: str = ""
+    step: int = -1
+    micro_batch: int = -1
 
 
 class Stop(Message, frozen=True, kw_only=True):

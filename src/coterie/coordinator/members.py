@@ -26,6 +26,7 @@ from coterie.cluster.wire_version import WIRE_VERSION
 from coterie.errors import (
     CoterieError,
     JoinRefusedError,
+    NonFiniteLossError,
     ProtocolError,
     VersionMismatchError,
     WorkerLostError,
@@ -215,8 +216,8 @@ class Members:
                     self.on_heartbeat(member)
                 except CoterieError as error:  # ours, such as a full disk: not the worker's fault
                     self.post(error)
-            case Failed(slug=slug, message=text, hint=hint):
-                self._lose(member, error_from_slug(slug, f"{member.hello.name}: {text}", hint))
+            case Failed():
+                self._lose(member, _reported(member, message))
             case Goodbye(reason=reason):
                 self._lose(member, WorkerLostError(f"{member.hello.name} left: {reason}", hint=_RESUME))
             case _:
@@ -301,6 +302,14 @@ async def _tell(member: Member, message: Message) -> None:
             await member.send(message)
     except (CoterieError, TimeoutError):
         log.info("%s did not hear the end of the run", member.hello.name)
+
+
+def _reported(member: Member, message: Failed) -> CoterieError:
+    """The error that a worker ended with, as ours."""
+    error = error_from_slug(message.slug, f"{member.hello.name}: {message.message}", message.hint)
+    if isinstance(error, NonFiniteLossError):
+        error.step, error.micro_batch = message.step, message.micro_batch
+    return error
 
 
 def _lost(member: Member, why: str) -> WorkerLostError:

@@ -22,13 +22,16 @@ from coterie.coordinator.segments import boundaries, cut_segments
 from coterie.coordinator.session import Session
 from coterie.coordinator.shards import keep_state, trained_shapes
 from coterie.coordinator.trainer import Trainer
-from coterie.errors import InterruptedRunError
+from coterie.errors import InterruptedRunError, NonFiniteLossError
 from coterie.metrics.records import PlanRecord, StartRecord, SummaryRecord
 from coterie.planner.plan import Plan
 from coterie.units import format_seconds
 
 LOSS_TAIL = 50
 """Losses kept in a checkpoint, for people."""
+
+ROWS_SHOWN = 16
+"""Rows named in a message at most."""
 
 
 class RunOutcome(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -57,7 +60,8 @@ class TrainingRun:
             CoterieError: What ended the run; checkpoints made before stay.
         """
         return await self.session.run(
-            lambda: self._train(resume_from), advice="continue from the last checkpoint with --resume"
+            lambda: self._train(resume_from),
+            advice=lambda: "continue from the last checkpoint with --resume" if self._store.steps() else "",
         )
 
     async def _train(self, resume_from: Checkpoint | None) -> RunOutcome:
@@ -84,11 +88,14 @@ class TrainingRun:
                 first_step=first_step,
             )
         )
-        checkpoint = await self._run_steps(trainer, books, first_step) or resume_from
+        try:
+            checkpoint = await self._run_steps(trainer, books, first_step) or resume_from
+        except NonFiniteLossError as error:
+            raise _with_rows(error, feeder) from error
         if checkpoint is None:
             raise InterruptedRunError("the run was stopped before its first step")
         if "test" in self._job.splits:
-            books.evaluation(await evaluate_split(trainer, self._job, "test", self._job.total_steps, clock))
+            await self._evaluate(trainer, books, "test", self._job.total_steps)
         summary = books.summary(self._job.recipe.run.output)
         self._observer.record(summary)
         return RunOutcome(plan=plan, summary=summary, losses=tuple(books.losses), checkpoint=checkpoint)
@@ -112,14 +119,30 @@ class TrainingRun:
                     f"the run was stopped after step {step} of {job.total_steps}; a checkpoint was kept",
                     hint="continue with --resume",
                 )
-            ends_epoch = step % per_epoch == 0 or step == job.total_steps
-            if ends_epoch and "dev" in job.splits and job.recipe.run.evaluate_every_epoch:
-                books.evaluation(await evaluate_split(trainer, job, "dev", step, self.session.clock))
+            if step % per_epoch == 0 or step == job.total_steps:
+                await self._evaluate_epoch(trainer, books, step)
+        if not points:  # resumed after the last step: only what comes after it is left to do
+            await self._evaluate_epoch(trainer, books, step)
         return checkpoint
+
+    async def _evaluate_epoch(self, trainer: Trainer, books: Bookkeeper, step: int) -> None:
+        if "dev" in self._job.splits and self._job.recipe.run.evaluate_every_epoch:
+            await self._evaluate(trainer, books, "dev", step)
+
+    async def _evaluate(self, trainer: Trainer, books: Bookkeeper, split: str, step: int) -> None:
+        try:
+            books.evaluation(await evaluate_split(trainer, self._job, split, step, self.session.clock))
+        except NonFiniteLossError as error:
+            raise NonFiniteLossError(
+                f"after step {step} the loss on the {split} data is not finite", hint=error.hint
+            ) from error
 
     def _ask_to_stop(self, trainer: Trainer) -> bool:
         trainer.stop_requested = True
-        self._observer.notice("stopping: a checkpoint is made first (ask again to stop at once)")
+        when = ""
+        if trainer.plan.schedule not in ("flush", "gpipe"):
+            when = " at the next checkpoint or the end of the epoch, where the pipeline is empty"
+        self._observer.notice(f"stopping{when}: a checkpoint is made first (ask again to stop at once)")
         return True
 
     async def _save(self, trainer: Trainer, books: Bookkeeper, step: int) -> Checkpoint:
@@ -138,6 +161,21 @@ class TrainingRun:
                 libraries=_libraries(),
             )
             return await asyncio.to_thread(writer.commit, manifest)
+
+
+def _with_rows(error: NonFiniteLossError, feeder: TrainingFeeder) -> NonFiniteLossError:
+    """The same error with the rows that were in the batch."""
+    if error.step < 0:
+        return error
+    step = feeder.rows(error.step)
+    rows = step.micro_batches[error.micro_batch] if error.micro_batch >= 0 else step.rows
+    shown = ", ".join(map(str, rows[:ROWS_SHOWN])) + (" …" if len(rows) > ROWS_SHOWN else "")
+    return NonFiniteLossError(
+        f"{error.message}; rows of the training data in it, from 0: {shown}",
+        hint=error.hint,
+        step=error.step,
+        micro_batch=error.micro_batch,
+    )
 
 
 def check_resumable(job: Job, checkpoint: Checkpoint) -> tuple[str, ...]:

@@ -60,8 +60,8 @@ class Session:
             with contextlib.suppress(RuntimeError):  # the loop has closed meanwhile: it is over
                 loop.call_soon_threadsafe(self.members.post, error)
 
-    async def run(self, work: Callable[[], Awaitable[_T]], *, advice: str = "") -> _T:
-        """Open the port, do the work, and tell every worker goodbye, whatever happened; `advice` is for who stops it.
+    async def run(self, work: Callable[[], Awaitable[_T]], *, advice: Callable[[], str] = lambda: "") -> _T:
+        """Open the port, do the work, and tell every worker goodbye, whatever happened; `advice()` is for who stops it.
 
         Raises:
             InterruptedRunError: A stop was requested.
@@ -85,7 +85,7 @@ class Session:
                 raise
             task.uncancel()
             farewell = "stopped"
-            raise InterruptedRunError("the run was stopped", hint=advice) from None
+            raise InterruptedRunError("the run was stopped", hint=advice()) from None
         finally:
             self._loop = None
             beat.cancel()

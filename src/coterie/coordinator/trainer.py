@@ -20,7 +20,7 @@ from coterie.coordinator.feeding import Feeder, batch_frame
 from coterie.coordinator.ledger import Ledger, StepEntry
 from coterie.coordinator.members import Event, Member, Members
 from coterie.coordinator.segments import Segment
-from coterie.errors import ProtocolError
+from coterie.errors import InterruptedRunError, ProtocolError
 from coterie.ids import WorkerId
 from coterie.planner.plan import Plan
 from coterie.transport.frame import Frame
@@ -172,6 +172,11 @@ class Trainer:
         window = 2 * len(self.stages)
         fed = 0
         while self._forward_done < steps:
+            if self.stop_requested:
+                raise InterruptedRunError(
+                    "the run was stopped during an evaluation; the checkpoint before it was kept",
+                    hint="continue with --resume",
+                )
             while fed < steps and fed - self._forward_done < window:
                 await self._feed(feeder, fed, base + fed)
                 fed += 1

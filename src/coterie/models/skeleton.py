@@ -1,6 +1,7 @@
 """The empty model: every module in its place, parameters and buffers on the meta device."""
 
 import json
+import threading
 from typing import TYPE_CHECKING, cast
 
 import torch
@@ -12,6 +13,10 @@ from coterie.models.source import SUPPORTED
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
+
+
+_BUILDING = threading.Lock()
+"""`torch.device(...)` as a context sets a global of the process: two threads in it at once would leave it at `meta`."""
 
 
 def config_of(spec: ModelSpec) -> "PretrainedConfig":
@@ -50,7 +55,7 @@ def empty_model(spec: ModelSpec) -> "PreTrainedModel":
     config = config_of(spec)
     config.use_cache = False
     found = model_class(spec.auto_class, config)
-    with torch.device("meta"):
+    with _BUILDING, torch.device("meta"):
         return found._from_config(config, dtype=torch.float32)  # noqa: SLF001 - what the auto class calls
 
 

@@ -178,6 +178,8 @@ class StageExecutor:
             raise NonFiniteLossError(
                 f"the loss of step {batch.step}, micro-batch {batch.micro_batch} is {value}",
                 hint="lower the learning rate or clip gradients (max_grad_norm); the last checkpoint is kept",
+                step=batch.step,
+                micro_batch=batch.micro_batch,
             )
         if predictions is not None:
             self._ports.put_predictions(batch.step, batch.micro_batch, predictions)
@@ -242,6 +244,7 @@ class StageExecutor:
             raise NonFiniteLossError(
                 f"the gradient norm of step {step}, micro-batch {action.micro_batch} is {math.sqrt(abs(squared))}",
                 hint="lower the learning rate; the last checkpoint is kept",
+                step=step,
             )
         tally.learning_rate = spec.learning_rate_at(tally.update_samples)
         with self._busy("U", tally):

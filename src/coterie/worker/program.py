@@ -46,6 +46,7 @@ from coterie.errors import (
     CoterieError,
     InterruptedRunError,
     NetworkError,
+    NonFiniteLossError,
     OutOfMemoryError,
     ProtocolError,
     WorkerLostError,
@@ -131,7 +132,7 @@ class WorkerProgram:
             self._spawn(self._beat())
             await self._ended
         except CoterieError as error:
-            await self._report(Failed(slug=error.slug, message=error.message, hint=error.hint))
+            await self._report(_failed(error))
             raise
         except asyncio.CancelledError:
             await self._report(Goodbye(reason="stopped by its owner"))
@@ -353,6 +354,11 @@ class WorkerProgram:
         if self._link is not None:
             await self._link.close()
         await server.close()
+
+
+def _failed(error: CoterieError) -> Failed:
+    step, micro_batch = (error.step, error.micro_batch) if isinstance(error, NonFiniteLossError) else (-1, -1)
+    return Failed(slug=error.slug, message=error.message, hint=error.hint, step=step, micro_batch=micro_batch)
 
 
 def _explained(error: BaseException) -> CoterieError:

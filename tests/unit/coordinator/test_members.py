@@ -13,7 +13,6 @@ from coterie.cluster.messages import (
     Goodbye,
     Heartbeat,
     Hello,
-    Profiled,
     Refused,
     RunSegment,
     Stop,
@@ -131,11 +130,11 @@ def test_nobody_can_call_themselves_the_coordinator():
 @pytest.mark.parametrize(
     ("first_frame", "slug"),
     [
-        (lambda table: hello("not-a-token-of-this-run"), "join-refused"),
+        (lambda _table: hello("not-a-token-of-this-run"), "join-refused"),
         (lambda table: hello(table.token, wire_version=WIRE_VERSION + 1), "version-mismatch"),
-        (lambda table: control(Heartbeat()), "protocol"),
-        (lambda table: Frame(FrameHeader(kind=CONTROL, body=b"\x80\x04\x95 a pickle")), "protocol"),
-        (lambda table: Frame(FrameHeader(kind="hidden")), "protocol"),
+        (lambda _table: control(Heartbeat()), "protocol"),
+        (lambda _table: Frame(FrameHeader(kind=CONTROL, body=b"\x80\x04\x95 a pickle")), "protocol"),
+        (lambda _table: Frame(FrameHeader(kind="hidden")), "protocol"),
     ],
     ids=["wrong token", "other version", "no hello", "pickle", "data before hello"],
 )
