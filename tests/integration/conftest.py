@@ -255,7 +255,7 @@ def cluster() -> type[ThreadedCluster]:
 def wait_until() -> Callable[..., None]:
     """Waits for something that another process does."""
 
-    def wait(condition: Callable[[], object], what: str, timeout_s: float = 90.0) -> None:
+    def wait(condition: Callable[[], object], what: str, timeout_s: float = 150.0) -> None:
         deadline_s = time.monotonic() + timeout_s
         while not condition():
             assert time.monotonic() < deadline_s, f"{what} did not happen within {timeout_s:.0f} s"

@@ -23,7 +23,7 @@ class Device:
     def __init__(self, worker, host_id):
         self.worker, self.host_id = worker, host_id
         self.frames, self.lost = [], []
-        self.peers = Peers(self.frames.append, lambda peer, error: self.lost.append(peer), host_id)
+        self.peers = Peers(self.frames.append, lambda peer, _error: self.lost.append(peer), host_id)
         self.peers.expect(RUN, TOKEN)
         self.server = FrameServer(self.peers.serve)
 

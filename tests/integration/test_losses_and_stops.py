@@ -1,0 +1,200 @@
+"""Real processes that are killed, stopped and resumed: what is kept, what is said, and that nothing is left behind."""
+
+import re
+import signal
+import socket
+
+import psutil
+import pytest
+
+from coterie import api
+from coterie.checkpoint.store import CheckpointStore
+from coterie.coordinator.job import prepare_job
+from coterie.coordinator.one_device import largest_difference, run_on_one_device
+from coterie.ids import RunId
+from coterie.worker.settings import WorkerSettings
+
+STEPS_PER_EPOCH = 9
+LONG = 400
+
+
+@pytest.fixture(scope="session")
+def free_port():
+    """A port that nothing uses."""
+
+    def find():
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            return server.getsockname()[1]
+
+    return find
+
+
+@pytest.fixture
+def train(commands, model, data, tmp_path, free_port):
+    """Starts `coterie train` with local workers; the command, its output folder and its port."""
+
+    def start(*words, workers=("left", "right"), epochs=LONG):
+        output, port = tmp_path / "run", free_port()
+        options = ["--model", model, "--train", data, "--output", output, "--port", port, "--host", "127.0.0.1"]
+        options += ["--batch-rows", 4, "--micro-batches", 2, "--learning-rate", 5e-3, "--lr-schedule", "constant"]
+        options += ["--epochs", epochs, "--heartbeat-s", 0.5]
+        for name in workers:
+            options += ["--local-worker", f"name={name}"]
+        if workers:
+            options += ["--min-workers", len(workers)]
+        return commands("train", *options, *words), output, port
+
+    return start
+
+
+def assert_free(port):
+    socket.create_server(("127.0.0.1", port)).close()
+
+
+def checkpoints(output):
+    return CheckpointStore(output / "checkpoints").steps()
+
+
+def resumed_equals_undisturbed(output, make_recipe, watcher, workers):
+    """Go on for an epoch on other workers; the losses must be those of a run that nothing happened to."""
+    start = CheckpointStore(output / "checkpoints").latest().step
+    options = {"epochs": start // STEPS_PER_EPOCH + 2, "lr_schedule": "constant", "checkpoint_every": 5}
+    recipe = make_recipe(output, resume=True, workers=workers, **options)
+    try:
+        result = api.train(recipe, watcher)
+    finally:
+        watcher.wait()
+    total = start + len(result.losses)
+    whole = run_on_one_device(prepare_job(recipe, RunId("whole"), lambda _text: None), 2, total).losses
+    assert len(result.losses) >= STEPS_PER_EPOCH
+    assert largest_difference(result.losses, whole[start:]) < 1e-6 * total
+    assert result.summary.quality
+    assert watcher.failures == {}
+
+
+def test_a_killed_worker_ends_the_run_and_another_number_of_workers_goes_on(
+    train, wait_until, recorded, children_of, running, make_recipe, cluster
+):
+    command, output, port = train("--checkpoint-every", 5, "--verbose")
+    wait_until(lambda: len(recorded(output, "step")) > 12, "training")
+    workers = children_of(command.process.pid)
+    assert set(workers) == {"left", "right"}
+    token = psutil.Process(workers["left"]).environ()["COTERIE_JOIN_LINK"].rpartition("#")[2]
+    psutil.Process(workers["right"]).kill()
+    code, out, error = command.end()
+    assert code == 8
+    assert "error [worker-lost]: right is gone" in error or "local worker right ended with exit code -9" in error
+    assert "--resume" in error or "worker-right.log" in error
+    assert not running(workers.values())
+    assert_free(port)
+    assert checkpoints(output)
+    assert recorded(output, "fault")[-1]["slug"] == "worker-lost"
+    assert not (output / "model").exists()
+    written = [path.read_bytes() for path in output.rglob("*") if path.is_file()]
+    assert {path.name for path in (output / "workers").iterdir()} == {"worker-left.log", "worker-right.log"}
+    assert len(token) > 8
+    assert not any(token.encode() in content for content in (*written, out.encode(), error.encode()))
+    resumed_equals_undisturbed(output, make_recipe, cluster(), workers=3)
+
+
+def test_workers_of_a_killed_coordinator_end_by_themselves_and_the_run_can_go_on(
+    train, wait_until, recorded, children_of, running, make_recipe, cluster
+):
+    command, output, port = train("--checkpoint-every", 5)
+    wait_until(lambda: len(recorded(output, "step")) > 12, "training")
+    workers = children_of(command.process.pid)
+    assert len(workers) == 2
+    command.process.kill()
+    command.end()
+    wait_until(lambda: not running(workers.values()), "the end of the workers", 40)
+    assert_free(port)
+    single = cluster(WorkerSettings(name="alone"))
+    resumed_equals_undisturbed(output, make_recipe, single, workers=1)
+
+
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)], ids=["Ctrl-C", "SIGTERM"]
+)
+def test_a_stop_keeps_a_checkpoint_of_the_last_step_and_leaves_nothing_behind(
+    number, train, wait_until, recorded, children_of, running
+):
+    command, output, port = train()
+    wait_until(lambda: len(recorded(output, "step")) > 3, "training")
+    workers = children_of(command.process.pid)
+    command.signal(number)
+    code, out, error = command.end(40)
+    assert code == 130
+    steps = len(recorded(output, "step"))
+    assert f"the run was stopped after step {steps} of {LONG * STEPS_PER_EPOCH}; a checkpoint was kept" in error
+    assert "stopping: a checkpoint is made first" in out
+    assert checkpoints(output)[-1] == steps
+    assert not running(workers.values())
+    assert_free(port)
+
+
+@pytest.mark.slow
+def test_a_second_ctrl_c_stops_at_once(train, wait_until, recorded, children_of, running):
+    command, output, port = train("--schedule", "stash")  # whose segments are a whole epoch: the first one waits
+    wait_until(lambda: len(recorded(output, "step")) > 3, "training")
+    workers = children_of(command.process.pid)
+    command.signal(signal.SIGINT)
+    command.signal(signal.SIGINT)
+    code, _, error = command.end(40)
+    assert code == 130
+    assert "error [interrupted]" in error
+    assert "Traceback" not in error
+    assert not running(workers.values())
+    assert_free(port)
+
+
+def test_ctrl_c_while_devices_are_measured(train, wait_until, children_of, running):
+    command, output, port = train(workers=("left",))
+    log = output / "workers" / "worker-left.log"
+    wait_until(lambda: log.exists() and "measuring" in log.read_text(), "measuring")
+    workers = children_of(command.process.pid)
+    command.signal(signal.SIGINT)
+    code, _, error = command.end(40)
+    assert code == 130
+    assert "--resume" not in error, "there is no checkpoint to go on from"
+    assert not running(workers.values())
+    assert_free(port)
+
+
+def test_a_worker_joins_with_the_printed_link_and_the_run_waits_on_when_it_leaves(train, commands):
+    command, output, port = train("--workers", 2, workers=())
+    lines = []
+    for line in command.process.stdout:
+        lines.append(line)
+        if found := re.search(r"coterie worker '(coterie://\S+)'", line):
+            break
+    link = found.group(1)
+    assert f":{port}/" in link
+    worker = commands("worker", link, "--name", "guest")
+    for line in worker.process.stdout:
+        if line.startswith("joined run"):
+            break
+    worker.signal(signal.SIGTERM)
+    code, _, error = worker.end(40)
+    assert (code, "stopped by its owner" in error) == (130, True)
+    for line in command.process.stdout:
+        if "guest left before the run began" in line:
+            break
+    command.signal(signal.SIGINT)
+    code, _, error = command.end(40)
+    assert code == 130
+    assert "error [interrupted]: the run was stopped" in error
+    assert_free(port)
+    assert not checkpoints(output)
+
+
+@pytest.mark.slow
+def test_memory_does_not_grow_over_500_steps(train, recorded):
+    command, output, _ = train("--max-steps", 600)
+    code, _, error = command.end(280)
+    assert code == 0, error
+    steps = recorded(output, "step")
+    assert len(steps) == 600
+    for index in (0, 1):
+        sizes = [step["workers"][index]["memory_bytes"] for step in steps if step["workers"][index]["memory_bytes"]]
+        early, late = max(sizes[50:150]), max(sizes[-100:])
+        assert late < early + 4 * 2**20, f"grew from {early} to {late}"
