@@ -39,6 +39,7 @@ def profile_model(spec: ModelSpec, *, memory_tokens: int, typical_tokens: int, n
         UnsupportedModelError: The model cannot be cut; the message says why.
     """
     notes: tuple[str, ...] = ()
+    anatomy = describe(spec)  # before gradients go off: it reads the model's build off their graph
     # Without gradients nothing is kept for a backward: what a forward needs is then all transient.
     with torch.set_grad_enabled(spec.method != "none"):
         try:
@@ -47,7 +48,6 @@ def profile_model(spec: ModelSpec, *, memory_tokens: int, typical_tokens: int, n
             _LOG.info("counting %s on real tensors: %s", name, error)
             notes = ("counted on random inputs: this model's memory depends on values (such as chosen experts)",)
             counted = _Counting(spec, memory_tokens, typical_tokens, fake=False).all_units()
-    anatomy = describe(spec)
     return ModelProfile(
         key=model_profile_key(spec, memory_tokens=memory_tokens, typical_tokens=typical_tokens),
         name=name,
