@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
     from coterie.coordinator.one_device import largest_difference, run_on_one_device  # noqa: PLC0415
     from coterie.ids import RunId  # noqa: PLC0415
     from coterie.metrics.events import read_events, valid_steps  # noqa: PLC0415
-    from coterie.metrics.records import PlanRecord  # noqa: PLC0415
+    from coterie.metrics.records import PlanRecord  # noqa: PLC0415 - as above
 
     events = read_events(args.folder / "events.jsonl")
     plans = [record for record in events if isinstance(record, PlanRecord)]
