@@ -1,21 +1,40 @@
 """What this device can do for a run: measured once, kept on disk, and its memory asked for anew each time."""
 
-import msgspec
+import torch
 
 from coterie.cluster.messages import ProfileRequest
+from coterie.errors import UsageError
 from coterie.ids import WorkerId
 from coterie.logs import get_logger
 from coterie.measure.budget import memory_budget
+from coterie.measure.cached import keep, refreshed_device_profile
 from coterie.measure.device_profile import profile_device
 from coterie.measure.keys import device_profile_key
 from coterie.profiles.cache import ProfileCache
-from coterie.profiles.cluster_profile import DeviceProfile
+from coterie.profiles.cluster_profile import DeviceProfile, DeviceType
 from coterie.worker.settings import WorkerSettings
 
 log = get_logger(__name__)
 
 RESERVE_PERCENT = 5
 """Part of the budget that no plan uses: a prediction may be that far off, and so may other programs' needs."""
+
+
+def require_device(device_type: DeviceType) -> None:
+    """Check that torch can compute there.
+
+    Raises:
+        UsageError: It cannot.
+    """
+    present = ["cpu"]
+    present += ["cuda"] if torch.cuda.is_available() else []
+    present += ["mps"] if torch.backends.mps.is_available() else []
+    present += ["xpu"] if torch.xpu.is_available() else []
+    if device_type not in present:
+        raise UsageError(
+            f"torch finds no {device_type} device on this machine (it has {', '.join(present)})",
+            hint="`coterie doctor` says what is there; a build of torch for another device may be installed",
+        )
 
 
 def plannable_bytes(budget_bytes: int) -> int:
@@ -45,7 +64,7 @@ def measured_device(settings: WorkerSettings, request: ProfileRequest, worker: W
     known = None if settings.measure_again else cache.read(key, DeviceProfile)
     if known is not None:
         log.info("this device was measured on this model before")
-        return msgspec.structs.replace(known, worker=worker, memory_bytes=memory)
+        return refreshed_device_profile(known, worker=worker, name=settings.name, memory=memory, base=known.base_bytes)
     profile = profile_device(
         request.spec,
         request.model,
@@ -57,5 +76,5 @@ def measured_device(settings: WorkerSettings, request: ProfileRequest, worker: W
         throttle_speed=speed,
         rows=request.rows,
     )
-    cache.write(key, profile)
+    keep(cache, key, profile)
     return profile

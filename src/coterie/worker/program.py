@@ -2,13 +2,10 @@
 
 import asyncio
 import contextlib
-import platform
 import signal
 import threading
-import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -22,7 +19,6 @@ from coterie.cluster.messages import (
     TIED,
     WEIGHTS,
     Assign,
-    Failed,
     Goodbye,
     Heartbeat,
     Hello,
@@ -46,8 +42,6 @@ from coterie.errors import (
     CoterieError,
     InterruptedRunError,
     NetworkError,
-    NonFiniteLossError,
-    OutOfMemoryError,
     ProtocolError,
     WorkerLostError,
     error_from_slug,
@@ -56,7 +50,7 @@ from coterie.ids import COORDINATOR, RunId, WorkerId
 from coterie.logs import get_logger
 from coterie.measure.allocator import use_one_arena
 from coterie.measure.budget import memory_budget
-from coterie.measure.process_memory import current_rss_bytes, is_out_of_memory, limit_memory
+from coterie.measure.process_memory import current_rss_bytes, limit_memory
 from coterie.profiles.cluster_profile import LinkProfile
 from coterie.tensors.codecs import decode
 from coterie.transport.addresses import own_addresses
@@ -65,8 +59,10 @@ from coterie.transport.frame import Frame
 from coterie.transport.join_link import JoinLink
 from coterie.transport.server import FrameServer
 from coterie.transport.stream_link import StreamLink
-from coterie.units import MIB
-from coterie.worker.device import RESERVE_PERCENT, measured_device, plannable_bytes
+from coterie.units import MIB, format_bytes
+from coterie.worker.device import RESERVE_PERCENT, measured_device, plannable_bytes, require_device
+from coterie.worker.host import host_id, is_local
+from coterie.worker.last_words import explained, failed
 from coterie.worker.mailbox import Mailbox
 from coterie.worker.network_ports import NORM_TOTAL, NetworkPorts, Place
 from coterie.worker.outbox import Outbox
@@ -99,7 +95,7 @@ class WorkerProgram:
         self._loop = asyncio.get_running_loop()
         self._mailbox = Mailbox()
         self._outboxes: dict[WorkerId, Outbox] = {}
-        self._peers = Peers(self._take_data, self._peer_lost, _host_id())
+        self._peers = Peers(self._take_data, self._peer_lost, host_id())
         self._ended: asyncio.Future[None] = self._loop.create_future()
         self._tasks: set[asyncio.Task[None]] = set()
         self._welcome = Welcome(worker=WorkerId(""), run=RunId(""), heartbeat_s=2.0, silence_limit_s=30.0)
@@ -115,6 +111,7 @@ class WorkerProgram:
         Raises:
             CoterieError: Refused, lost the coordinator, or failed.
         """
+        require_device(self._settings.device_type)
         torch.set_num_threads(self._settings.threads)
         use_one_arena()
         # Every thread's stack counts against an enforced memory limit, and glibc maps 8 MiB for each.
@@ -123,7 +120,7 @@ class WorkerProgram:
         server = FrameServer(self._peers.serve)
         if self._settings.direct_links:
             # A run on one machine needs no port that others can see.
-            await server.start("127.0.0.1" if _is_local(join) else None)
+            await server.start("127.0.0.1" if is_local(join) else None)
         try:
             self._link = await connect(join)
             self._outboxes[COORDINATOR] = Outbox(self._link, self._loop, limit_bytes=UNSENT_LIMIT_BYTES)
@@ -132,7 +129,7 @@ class WorkerProgram:
             self._spawn(self._beat())
             await self._ended
         except CoterieError as error:
-            await self._report(_failed(error))
+            await self._report(failed(error))
             raise
         except asyncio.CancelledError:
             await self._report(Goodbye(reason="stopped by its owner"))
@@ -145,7 +142,10 @@ class WorkerProgram:
         settings = self._settings
         budget = memory_budget(settings.memory_bytes, device_type=settings.device_type)
         if settings.enforce_memory and settings.memory_bytes and not limit_memory(settings.memory_bytes):
-            self._say("this system cannot enforce the memory limit: it is planned with, but not enforced")
+            self._say(
+                f"the memory limit is planned with but not enforced: this system cannot, or the worker's own "
+                f"{format_bytes(current_rss_bytes())} are more"
+            )
         await self._send(
             Hello(
                 wire_version=WIRE_VERSION,
@@ -155,8 +155,8 @@ class WorkerProgram:
                 device_type=settings.device_type,
                 threads=settings.threads,
                 memory_bytes=plannable_bytes(budget.bytes),
-                host_id=_host_id(),
-                hosts=("127.0.0.1",) if _is_local(join) else own_addresses(),
+                host_id=host_id(),
+                hosts=("127.0.0.1",) if is_local(join) else own_addresses(),
                 port=server.port,
                 fingerprint=server.fingerprint,
                 unix_path=str(server.unix_path or ""),
@@ -261,7 +261,6 @@ class WorkerProgram:
 
     async def _build(self, assign: Assign, tensors: dict[str, Tensor]) -> None:
         worker = self._welcome.worker
-        base_bytes = current_rss_bytes()
         place = Place(run=assign.run, worker=worker, plan=assign.plan, stage=assign.stage, tied_peer=assign.tied_peer)
         for peer, link in self._peers.links.items():
             self._outboxes[peer] = Outbox(link, self._loop, limit_bytes=UNSENT_LIMIT_BYTES)
@@ -270,7 +269,7 @@ class WorkerProgram:
         await asyncio.to_thread(self._runner.build, tensors, ports)
         is_last = assign.stage == len(assign.plan.stages) - 1
         link_to_next = "" if is_last else self._peers.carriers.get(place.next, "relayed")
-        await self._send(StageReady(stage=assign.stage, link_to_next=link_to_next, base_bytes=base_bytes))
+        await self._send(StageReady(stage=assign.stage, link_to_next=link_to_next))
 
     def _outbox_to(self, worker: WorkerId) -> Outbox:
         return self._outboxes.get(worker) or self._outboxes[COORDINATOR]
@@ -316,7 +315,7 @@ class WorkerProgram:
     def _task_done(self, task: "asyncio.Task[None]") -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            self._fail(error if isinstance(error, CoterieError) else _explained(error))
+            self._fail(explained(error))
 
     def _fail_from_thread(self, error: CoterieError) -> None:
         is_link = isinstance(error, NetworkError | WorkerLostError)
@@ -354,32 +353,6 @@ class WorkerProgram:
         if self._link is not None:
             await self._link.close()
         await server.close()
-
-
-def _failed(error: CoterieError) -> Failed:
-    step, micro_batch = (error.step, error.micro_batch) if isinstance(error, NonFiniteLossError) else (-1, -1)
-    return Failed(slug=error.slug, message=error.message, hint=error.hint, step=step, micro_batch=micro_batch)
-
-
-def _explained(error: BaseException) -> CoterieError:
-    if is_out_of_memory(error):
-        return OutOfMemoryError(f"memory ran out: {error}", hint="give the device more memory")
-    log.error("a task of the worker failed", exc_info=error)
-    return CoterieError(f"{type(error).__name__}: {error}", hint="this is a bug: please report it")
-
-
-def _is_local(join: JoinLink) -> bool:
-    """Whether the run is on this machine only."""
-    return all(host in ("127.0.0.1", "localhost", "::1") for host in join.hosts)
-
-
-def _host_id() -> str:
-    """Equal for workers that can share a Unix socket: the boot of this machine, or its network card."""
-    boot = Path("/proc/sys/kernel/random/boot_id")
-    try:
-        return f"{platform.node()}-{boot.read_text().strip()}"
-    except OSError:
-        return f"{platform.node()}-{uuid.getnode():x}"
 
 
 async def run_worker(join: JoinLink, settings: WorkerSettings, say: Callable[[str], None]) -> None:
