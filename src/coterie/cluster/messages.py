@@ -159,7 +159,6 @@ class StageReady(Message, frozen=True, kw_only=True):
 
     stage: int
     link_to_next: str
-    base_bytes: int
 
 
 class RunSegment(Message, frozen=True, kw_only=True):

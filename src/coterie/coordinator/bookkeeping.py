@@ -46,13 +46,11 @@ class Bookkeeper:
         self._step_seconds: list[float] = []
         self._tokens = 0
         self.losses: list[float] = []
-        self.base_bytes: dict[WorkerId, int] = {}
         self.link_paths: dict[WorkerId, str] = {}
         self.evaluations: dict[str, EvaluationRecord] = {}
 
     def stages_stand(self, ready: Mapping[WorkerId, StageReady]) -> None:
         """Note what the workers said when their stages were built."""
-        self.base_bytes = {worker: message.base_bytes for worker, message in ready.items()}
         self.link_paths = {worker: message.link_to_next for worker, message in ready.items()}
 
     def training_begins(self) -> None:
@@ -142,7 +140,7 @@ class Bookkeeper:
             predicted_peak_bytes=stage.memory.total,
             measured_peak_bytes=self._peaks.get(stage.worker, 0),
             limit_bytes=stage.memory_limit,
-            base_bytes=self.base_bytes.get(stage.worker, 0),
+            base_bytes=stage.memory.base,
             utilization=min(self._busy_s.get(stage.worker, 0.0) / max(seconds, 1e-9), 1.0),
         )
 

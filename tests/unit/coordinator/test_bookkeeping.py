@@ -120,8 +120,8 @@ def test_an_evaluation_between_two_steps_is_no_part_of_their_time(books):
 def test_the_summary_counts_peaks_links_and_the_mean_step_without_the_first(books):
     books.books.stages_stand(
         {
-            FIRST: StageReady(stage=0, link_to_next="unix", base_bytes=3),
-            LAST: StageReady(stage=1, link_to_next="", base_bytes=4),
+            FIRST: StageReady(stage=0, link_to_next="unix"),
+            LAST: StageReady(stage=1, link_to_next=""),
         }
     )
     for step, peak in enumerate((9, 12, 11)):
@@ -136,7 +136,7 @@ def test_the_summary_counts_peaks_links_and_the_mean_step_without_the_first(book
     assert (summary.steps, summary.epochs, summary.seconds) == (3, 1, 14.0)
     assert (summary.first_loss, summary.last_loss, summary.measured_step_s) == (3.0, 1.0, 2.0)
     assert [device.measured_peak_bytes for device in summary.devices] == [12, 12]
-    assert [device.base_bytes for device in summary.devices] == [3, 4]
+    assert [device.base_bytes for device in summary.devices] == [100, 100]
     assert summary.devices[0].predicted_peak_bytes == 150
     assert summary.devices[0].units == "embedding, block 0"
     assert summary.devices[0].utilization == pytest.approx(3 / 14)
