@@ -7,6 +7,8 @@ TORCH := torch==2.13.0
 TORCH_INDEX ?=
 PIP_INDEX := $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX),)
 
+BENCHMARKS := links memory speed staleness
+
 .PHONY: install demo test test-all check bench docs clean
 
 install: $(VENV)/installed
@@ -38,7 +40,7 @@ test-all: check
 	OMP_NUM_THREADS=1 $(BIN)/pytest
 
 bench: install
-	for name in benchmarks/*.py; do $(BIN)/python $$name --quick || exit 1; done
+	for name in $(BENCHMARKS); do $(BIN)/python benchmarks/$$name.py --quick || exit 1; done
 
 docs: install
 	$(BIN)/python scripts/make_reference.py
