@@ -33,11 +33,11 @@ check: install
 
 test: check
 	scripts/install-test-packages
-	OMP_NUM_THREADS=1 $(BIN)/pytest -m "not slow"
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist loadfile -m "not slow"
 
 test-all: check
 	scripts/install-test-packages
-	OMP_NUM_THREADS=1 $(BIN)/pytest
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist loadfile
 
 bench: install
 	for name in $(BENCHMARKS); do $(BIN)/python benchmarks/$$name.py --quick || exit 1; done
