@@ -255,10 +255,13 @@ def cluster() -> type[ThreadedCluster]:
 def wait_until() -> Callable[..., None]:
     """Waits for something that another process does."""
 
-    def wait(condition: Callable[[], object], what: str, timeout_s: float = 150.0) -> None:
+    def wait(
+        condition: Callable[[], object], what: str, command: Command | None = None, timeout_s: float = 150.0
+    ) -> None:
         deadline_s = time.monotonic() + timeout_s
         while not condition():
             assert time.monotonic() < deadline_s, f"{what} did not happen within {timeout_s:.0f} s"
+            assert command is None or command.process.poll() is None, f"no {what}: {command.end()}"
             time.sleep(0.05)
 
     return wait

@@ -1,17 +1,20 @@
 """Real processes that are killed, stopped and resumed: what is kept, what is said, and that nothing is left behind."""
 
+import json
 import re
 import signal
 import socket
 
 import psutil
 import pytest
+import torch
 
 from coterie import api
 from coterie.checkpoint.store import CheckpointStore
 from coterie.coordinator.job import prepare_job
 from coterie.coordinator.one_device import largest_difference, run_on_one_device
 from coterie.ids import RunId
+from coterie.local import JOIN_LINK_VARIABLE
 from coterie.worker.settings import WorkerSettings
 
 STEPS_PER_EPOCH = 9
@@ -76,7 +79,7 @@ def test_a_killed_worker_ends_the_run_and_another_number_of_workers_goes_on(
     train, wait_until, recorded, children_of, running, make_recipe, cluster
 ):
     command, output, port = train("--checkpoint-every", 5, "--verbose")
-    wait_until(lambda: len(recorded(output, "step")) > 12, "training")
+    wait_until(lambda: len(recorded(output, "step")) > 12, "training", command)
     workers = children_of(command.process.pid)
     assert set(workers) == {"left", "right"}
     token = psutil.Process(workers["left"]).environ()["COTERIE_JOIN_LINK"].rpartition("#")[2]
@@ -101,12 +104,12 @@ def test_workers_of_a_killed_coordinator_end_by_themselves_and_the_run_can_go_on
     train, wait_until, recorded, children_of, running, make_recipe, cluster
 ):
     command, output, port = train("--checkpoint-every", 5)
-    wait_until(lambda: len(recorded(output, "step")) > 12, "training")
+    wait_until(lambda: len(recorded(output, "step")) > 12, "training", command)
     workers = children_of(command.process.pid)
     assert len(workers) == 2
     command.process.kill()
     command.end()
-    wait_until(lambda: not running(workers.values()), "the end of the workers", 40)
+    wait_until(lambda: not running(workers.values()), "the end of the workers", timeout_s=40)
     assert_free(port)
     single = cluster(WorkerSettings(name="alone"))
     resumed_equals_undisturbed(output, make_recipe, single, workers=1)
@@ -119,7 +122,7 @@ def test_a_stop_keeps_a_checkpoint_of_the_last_step_and_leaves_nothing_behind(
     number, train, wait_until, recorded, children_of, running
 ):
     command, output, port = train()
-    wait_until(lambda: len(recorded(output, "step")) > 3, "training")
+    wait_until(lambda: len(recorded(output, "step")) > 3, "training", command)
     workers = children_of(command.process.pid)
     command.signal(number)
     code, out, error = command.end(40)
@@ -135,7 +138,7 @@ def test_a_stop_keeps_a_checkpoint_of_the_last_step_and_leaves_nothing_behind(
 @pytest.mark.slow
 def test_a_second_ctrl_c_stops_at_once(train, wait_until, recorded, children_of, running):
     command, output, port = train("--schedule", "stash")  # whose segments are a whole epoch: the first one waits
-    wait_until(lambda: len(recorded(output, "step")) > 3, "training")
+    wait_until(lambda: len(recorded(output, "step")) > 3, "training", command)
     workers = children_of(command.process.pid)
     command.signal(signal.SIGINT)
     command.signal(signal.SIGINT)
@@ -150,7 +153,7 @@ def test_a_second_ctrl_c_stops_at_once(train, wait_until, recorded, children_of,
 def test_ctrl_c_while_devices_are_measured(train, wait_until, children_of, running):
     command, output, port = train(workers=("left",))
     log = output / "workers" / "worker-left.log"
-    wait_until(lambda: log.exists() and "measuring" in log.read_text(), "measuring")
+    wait_until(lambda: log.exists() and "measuring" in log.read_text(), "measuring", command)
     workers = children_of(command.process.pid)
     command.signal(signal.SIGINT)
     code, _, error = command.end(40)
@@ -185,6 +188,52 @@ def test_a_worker_joins_with_the_printed_link_and_the_run_waits_on_when_it_leave
     assert "error [interrupted]: the run was stopped" in error
     assert_free(port)
     assert not checkpoints(output)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has the device that is to be missing")
+def test_a_local_worker_that_dies_before_it_joins_ends_the_run_soon_with_its_own_error(train):
+    words = ("--local-worker", "name=gpu,device=cuda", "--workers", 1, "--join-timeout-s", 600)
+    command, output, port = train(*words, workers=())
+    code, _, error = command.end()
+    assert code == 2
+    assert "error [usage]: the local worker gpu ended: torch finds no cuda device" in error
+    assert_free(port)
+    assert not checkpoints(output)
+
+
+def test_other_processes_join_a_local_worker_and_train_with_it(train, commands):
+    command, output, _ = train(
+        "--workers", 2, "--min-workers", 2, "--local-worker", "name=home", "--max-steps", 4, workers=()
+    )
+    for line in command.process.stdout:
+        if found := re.search(r"coterie worker '(coterie://\S+)'", line):
+            break
+    guest = commands("worker", "--name", "guest", "--no-direct-links", environment={JOIN_LINK_VARIABLE: found.group(1)})
+    code, out, error = command.end()
+    assert code == 0, error
+    assert (output / "model" / "model.safetensors").is_file()
+    summary = json.loads((output / "summary.json").read_text())
+    assert {device["device_name"] for device in summary["devices"]} == {"home", "guest"}
+    assert [link["path"] for link in summary["links"]] == ["relayed"]
+    assert "model: " in out
+    code, out, error = guest.end(30)
+    assert code == 0, error
+    assert "the run is over: finished" in out
+
+
+@pytest.mark.slow
+def test_a_worker_that_freezes_is_lost_after_the_silence_limit_and_does_not_stay(
+    train, wait_until, recorded, children_of, running
+):
+    command, output, port = train("--heartbeat-timeout-s", 4)
+    wait_until(lambda: len(recorded(output, "step")) > 3, "training", command)
+    workers = children_of(command.process.pid)
+    psutil.Process(workers["right"]).suspend()
+    code, _, error = command.end(60)
+    assert code == 8
+    assert "right has been silent for" in error
+    assert not running(workers.values())
+    assert_free(port)
 
 
 @pytest.mark.slow
