@@ -118,7 +118,8 @@ def error_classes() -> list[type[CoterieError]]:
     pending: list[type[CoterieError]] = [CoterieError]
     while pending:
         kind = pending.pop()
-        found.append(kind)
+        if "slug" in vars(kind):
+            found.append(kind)
         pending.extend(kind.__subclasses__())
     return sorted(found, key=lambda kind: kind.exit_code)
 

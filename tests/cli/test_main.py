@@ -15,11 +15,13 @@ from coterie.errors import CoterieError, DataError, InterruptedRunError, RecipeE
 
 
 def all_errors() -> list[type[CoterieError]]:
+    """Every kind that users can tell apart: a class without a slug of its own is its base to them."""
     found: list[type[CoterieError]] = []
     pending: list[type[CoterieError]] = [CoterieError]
     while pending:
         kind = pending.pop()
-        found.append(kind)
+        if "slug" in vars(kind):
+            found.append(kind)
         pending.extend(kind.__subclasses__())
     return found
 
