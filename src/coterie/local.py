@@ -1,7 +1,9 @@
 """A whole cluster on one machine: worker processes with budgets and speeds of their own, joining like any other."""
 
 import contextlib
+import itertools
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -65,8 +67,7 @@ class LocalCluster:
 
     def __enter__(self) -> Self:
         self._folder.mkdir(parents=True, exist_ok=True)
-        for number, worker in enumerate(self._workers, start=1):
-            name = worker.name or f"local-{number}"
+        for name, worker in zip(_names(self._workers), self._workers, strict=True):
             self.processes[name] = self._start(name, worker)
         threading.Thread(target=self._watch, name="local-workers", daemon=True).start()
         return self
@@ -78,10 +79,11 @@ class LocalCluster:
 
     def log_file(self, name: str) -> Path:
         """Where a worker's output goes."""
-        return self._folder / f"worker-{name}.log"
+        plain = re.sub(r"[^\w.-]", "-", name)
+        return self._folder / f"worker-{plain}.log"
 
     def _start(self, name: str, worker: LocalWorker) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "coterie", "worker", "--name", name, "--threads", str(worker.threads)]
+        command = [sys.executable, "-m", "coterie", "worker", f"--name={name}", "--threads", str(worker.threads)]
         command += ["--speed", str(worker.speed), "--device", worker.device]
         if worker.memory:
             command += ["--memory", worker.memory, "--enforce-memory"]
@@ -131,6 +133,13 @@ class LocalCluster:
         for process in self.processes.values():
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(timeout=max(deadline_s - time.monotonic(), 0.0))
+
+
+def _names(workers: tuple[LocalWorker, ...]) -> list[str]:
+    """A name for each worker; those that were given none get the free ones among `local-1`, `local-2`."""
+    given = {worker.name for worker in workers}
+    free = (name for number in itertools.count(1) if (name := f"local-{number}") not in given)
+    return [worker.name or next(free) for worker in workers]
 
 
 class LocalFront:

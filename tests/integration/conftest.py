@@ -287,9 +287,9 @@ def children_of() -> Callable[[int], dict[str, int]]:
         found = {}
         for child in psutil.Process(pid).children():
             with contextlib.suppress(psutil.Error):
-                words = child.cmdline()
-                if "--name" in words:
-                    found[words[words.index("--name") + 1]] = child.pid
+                for word in child.cmdline():
+                    if word.startswith("--name="):
+                        found[word.removeprefix("--name=")] = child.pid
         return found
 
     return find

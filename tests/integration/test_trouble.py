@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 import secrets
+import signal
 import socket
 import ssl
 import threading
@@ -22,7 +23,9 @@ from coterie.coordinator.run import checkpoint_folder
 from coterie.errors import (
     CheckpointError,
     DoesNotFitError,
+    InterruptedRunError,
     JoinRefusedError,
+    NetworkError,
     NonFiniteLossError,
     OutOfMemoryError,
     StorageError,
@@ -350,6 +353,53 @@ def test_a_resumed_run_ends_as_the_undisturbed_one(stopped, cluster):
     assert len(result.losses) == 3
     assert largest_difference(result.losses, alone(stopped, 9)[6:]) < 1e-6
     assert result.summary.steps == 3
+
+
+def test_a_port_that_is_taken_is_refused_before_workers_are_started(tmp_path, make_recipe, cluster):
+    watcher = cluster()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(NetworkError, match=f"127.0.0.1 port {port}") as caught:
+            api.train(make_recipe(tmp_path / "run", port=port), watcher)
+    assert caught.value.exit_code == 16
+    assert not watcher.threads
+
+
+def test_a_run_stopped_in_its_last_step_is_finished_by_a_resume(tmp_path, make_recipe, cluster):
+    recipe = make_recipe(tmp_path / "run", workers=1)
+    watcher = cluster(WorkerSettings(name="only"))
+
+    def stop(record):
+        if isinstance(record, StepRecord) and record.step == 8:
+            signal.raise_signal(signal.SIGINT)
+
+    watcher.on_record = stop
+    with pytest.raises(InterruptedRunError, match="during an evaluation"):
+        run(recipe, watcher)
+    assert checkpoints(recipe)[-1] == 9
+    assert not (tmp_path / "run" / "model").exists()
+    again = cluster(WorkerSettings(name="only"))
+    result = run(changed(recipe, "run", resume=True), again)
+    assert result.losses == ()
+    assert {record.split for record in result.quality} == {"dev", "test"}
+    assert (result.model_folder / "model.safetensors").is_file()
+
+
+def test_a_stop_before_the_first_step_leaves_no_checkpoint_and_says_nothing_of_one(tmp_path, make_recipe, cluster):
+    recipe = make_recipe(tmp_path / "run", workers=1)
+    watcher = cluster(WorkerSettings(name="only"))
+    planned = watcher.planned
+
+    def stop(*facts):
+        planned(*facts)
+        signal.raise_signal(signal.SIGINT)
+
+    watcher.planned = stop
+    with pytest.raises(InterruptedRunError, match="the run was stopped") as caught:
+        run(recipe, watcher)
+    assert caught.value.hint == ""
+    assert not checkpoints(recipe)
+    assert watcher.failures == {}
 
 
 # ---- secrets

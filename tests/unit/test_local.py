@@ -53,7 +53,7 @@ def test_the_join_link_travels_in_the_environment_not_on_the_command_line(tmp_pa
         cluster.processes["board"].wait(30)
         said = cluster.log_file("board").read_text()
     assert said.startswith("True False")
-    for words in ("'--name', 'board'", "'--memory', '600MiB', '--enforce-memory'", "'--speed', '0.5'"):
+    for words in ("'--name=board'", "'--memory', '600MiB', '--enforce-memory'", "'--speed', '0.5'"):
         assert words in said
 
 
@@ -123,6 +123,21 @@ def test_a_worker_without_last_words_is_lost(tmp_path):
     assert killed.message == "the local worker board was killed by signal 9"
     assert "smaller budget" in killed.hint
     assert local._death("board", 1, tmp_path / "no-such.log").message == "the local worker board ended with exit code 1"
+
+
+def test_workers_without_a_name_get_one_that_nobody_has(tmp_path, as_worker):
+    as_worker("pass")
+    workers = (LocalWorker(name="local-2"), LocalWorker(), LocalWorker())
+    with LocalCluster(workers, LINK, log_folder=tmp_path) as cluster:
+        assert list(cluster.processes) == ["local-2", "local-1", "local-3"]
+
+
+def test_a_name_is_never_a_path_or_a_flag(tmp_path, as_worker):
+    as_worker("import sys; print(sys.argv[4])")
+    with LocalCluster((LocalWorker(name="--../my laptop"),), LINK, log_folder=tmp_path / "logs") as cluster:
+        cluster.processes["--../my laptop"].wait(30)
+        (log,) = (tmp_path / "logs").iterdir()
+        assert log.read_text() == "--name=--../my laptop\n"
 
 
 def test_a_front_without_workers_has_nothing_to_end():

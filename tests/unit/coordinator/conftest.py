@@ -40,7 +40,7 @@ def _sentences(path: Path, lengths: tuple[int, ...]) -> Path:
 
 @pytest.fixture(scope="session")
 def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
-    """Eleven training rows of 2 to 20 words in batches of 4; dev rows of up to 60 words, longer than any of training."""
+    """Eleven training rows of 2 to 20 words in batches of 4; dev rows of up to 60 words, longer than in training."""
     folder = tmp_path_factory.mktemp("job")
     train = _sentences(folder / "train.conll", (2, 20, 3, 8, 5, 5, 13, 2, 9, 4, 6))
     dev = _sentences(folder / "dev.conll", (60, 2, 2, 30, 2, 7, 19, 3, 1, 1, 40, *(2,) * 60))
