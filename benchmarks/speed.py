@@ -11,7 +11,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from coterie import api
@@ -106,17 +106,16 @@ def two_cores(bench: Bench, rounds: int, tokens: int) -> None:
         bench.ours("stash, lora", "minilm", "lora", tokens, two, schedule="stash", **halves)
 
 
-def emulated(bench: Bench, rounds: int, tokens: int) -> None:
-    """BERT-base shape on emulated devices that add up to one core."""
+def emulated(bench: Bench, tokens: int) -> None:
+    """BERT-base shape on emulated devices that add up to one core: CPU seconds decide, so once is enough."""
     unequal = tuple(LocalWorker(name=name, speed=round(speed, 4)) for name, speed in UNEQUAL.items())
     thirds = tuple(LocalWorker(name=name, speed=0.3333) for name in ("x", "y", "z"))
-    for _ in range(rounds):
-        bench.ours("unequal: fastest alone", "bert-base", "full", tokens, unequal[:1], schedule="stash")
-        bench.ours("unequal: equal split", "bert-base", "full", tokens, unequal, schedule="stash", cuts=(5, 9))
-        bench.ours("unequal: plan", "bert-base", "full", tokens, unequal, schedule="stash")
-        bench.ours("equal: one alone", "bert-base", "full", tokens, thirds[:1], schedule="flush")
-        bench.ours("equal: three, flush", "bert-base", "full", tokens, thirds, schedule="flush", cuts=(5, 9))
-        bench.ours("equal: three, stash", "bert-base", "full", tokens, thirds, schedule="stash", cuts=(5, 9))
+    bench.ours("unequal: fastest alone", "bert-base", "full", tokens, unequal[:1], schedule="stash")
+    bench.ours("unequal: equal split", "bert-base", "full", tokens, unequal, schedule="stash", cuts=(5, 9))
+    bench.ours("unequal: plan", "bert-base", "full", tokens, unequal, schedule="stash")
+    bench.ours("equal: one alone", "bert-base", "full", tokens, thirds[:1], schedule="flush")
+    bench.ours("equal: three, flush", "bert-base", "full", tokens, thirds, schedule="flush", cuts=(5, 9))
+    bench.ours("equal: three, stash", "bert-base", "full", tokens, thirds, schedule="stash", cuts=(5, 9))
 
 
 def show(report: Report, bench: Bench, title: str, rows: Sequence[str], base: str) -> None:
@@ -139,9 +138,8 @@ def main() -> int:
     )
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(Path(folder), steps=steps)
-        parts: tuple[tuple[Callable[[Bench, int, int], None], int], ...] = ((two_cores, tokens), (emulated, short))
-        for run, length in parts:
-            run(bench, rounds, length)
+        two_cores(bench, rounds, tokens)
+        emulated(bench, short)
     two = ("plain loop, full", "one worker, full", "torch 1F1B, full", "flush, full")
     show(report, bench, "two cores, full fine-tuning", two, "plain loop, full")
     show(report, bench, "two cores, LoRA", ("plain loop, lora", "torch 1F1B, lora", "stash, lora"), "plain loop, lora")
