@@ -1,7 +1,6 @@
 """What `evaluate` and `predict` share: which model, which data, how to read them, over which devices."""
 
 import argparse
-from pathlib import Path
 
 from coterie.config.flags import add_recipe_flags
 
@@ -27,7 +26,7 @@ DEVICES_TEXT = (
 def add_model_argument(parser: argparse.ArgumentParser) -> None:
     """The folder of the trained model."""
     parser.add_argument(
-        "folder", type=Path, help="a trained model: the folder that a run exported, plain or a PEFT adapter"
+        "folder", help="a trained model: the folder that a run exported, plain or a PEFT adapter; or a hub name"
     )
 
 

@@ -48,3 +48,12 @@ def test_sections_can_be_chosen():
     add_recipe_flags(parser, sections=("plan",))
     assert "--objective" in parser.format_help()
     assert "--epochs" not in parser.format_help()
+
+
+def test_single_fields_of_other_sections_can_be_added():
+    parser = argparse.ArgumentParser()
+    add_recipe_flags(parser, sections=("plan",), keys=("train.batch_rows",))
+    args = parser.parse_args(["--batch-rows", "4", "--objective", "memory"])
+    assert overrides_from(args) == {"train.batch_rows": "4", "plan.objective": "memory"}
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--epochs", "4"])
