@@ -78,7 +78,7 @@ def test_a_worker_that_does_not_leave_is_terminated_and_one_that_ignores_that_is
     monkeypatch.setattr(local, "TERMINATE_S", 0.5)
     as_worker(
         "import signal, sys, time\n"
-        "if 'stubborn' in sys.argv: signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "if '--name=stubborn' in sys.argv: signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
         "print('up', flush=True)\n"
         "time.sleep(600)\n"
     )

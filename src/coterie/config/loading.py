@@ -2,6 +2,7 @@
 
 import difflib
 import math
+import os
 import re
 import tomllib
 from collections.abc import Mapping
@@ -114,7 +115,7 @@ def _override(
         elif value is not None:
             section = merged.setdefault(target.section, {})
             if isinstance(section, dict):
-                section[target.name] = value
+                section[target.name] = os.fspath(value) if isinstance(value, os.PathLike) else value
             overridden[target.key] = target.flag
     return merged, overridden
 
