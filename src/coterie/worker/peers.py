@@ -19,6 +19,9 @@ from coterie.transport.stream_link import StreamLink
 
 log = get_logger(__name__)
 
+PROBE_LIMIT_S = 30.0
+"""A network that lets small packets through and drops large ones would otherwise be measured for ever."""
+
 
 class Peers:
     """The direct links of one worker.
@@ -69,7 +72,11 @@ class Peers:
         try:
             hello = PeerHello(run=self._run, source=source, token=self._token)
             await link.send(control(hello, source=source, target=address.worker))
-            result = await probe(link)
+            async with asyncio.timeout(PROBE_LIMIT_S):
+                result = await probe(link)
+        except TimeoutError:
+            link.abort()
+            raise NetworkError(f"the link opened but a probe did not get through it in {PROBE_LIMIT_S:.0f} s") from None
         except CoterieError:
             link.abort()
             raise

@@ -11,6 +11,7 @@ from coterie.transport.connect import connect
 from coterie.transport.frame import Frame, FrameHeader
 from coterie.transport.join_link import JoinLink
 from coterie.transport.server import FrameServer
+from coterie.worker import peers as peers_module
 from coterie.worker.peers import Peers
 
 RUN, TOKEN = RunId("run"), "peers-know-this"
@@ -103,6 +104,28 @@ def test_a_socket_of_another_machine_with_the_same_name_falls_back_to_the_networ
         )
         await a.peers.dial(gone, A)
         assert a.peers.carriers == {B: "tls"}
+
+    between(test)
+
+
+def test_a_link_that_opens_and_then_carries_nothing_is_given_up(monkeypatch):
+    monkeypatch.setattr(peers_module, "PROBE_LIMIT_S", 0.2)
+
+    async def test(a, b):
+        async def black_hole(link, _peer):
+            link.accept()
+            while True:
+                await link.receive()
+
+        hole = FrameServer(black_hole)
+        await hole.start("127.0.0.1")
+        address = PeerAddress(
+            worker=B, host_id="there", hosts=("127.0.0.1",), port=hole.port, fingerprint=hole.fingerprint
+        )
+        with pytest.raises(NetworkError, match="did not get through"):
+            await a.peers.dial(address, A)
+        assert not a.peers.links
+        await hole.close()
 
     between(test)
 
