@@ -111,7 +111,7 @@ def test_a_socket_of_another_machine_with_the_same_name_falls_back_to_the_networ
 def test_a_link_that_opens_and_then_carries_nothing_is_given_up(monkeypatch):
     monkeypatch.setattr(peers_module, "PROBE_LIMIT_S", 0.2)
 
-    async def test(a, b):
+    async def test(a, _b):
         async def black_hole(link, _peer):
             link.accept()
             while True:
