@@ -1,6 +1,7 @@
-"""A job on a tiny model, prepared once."""
+"""A job on a tiny model, prepared once; a coordinator's door to knock at."""
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,18 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 from tokenizers.processors import TemplateProcessing
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
+from coterie.clock import FakeClock
+from coterie.cluster.messages import AnyMessage, Hello, Welcome, control, unpack
+from coterie.cluster.wire_version import WIRE_VERSION
 from coterie.config.loading import load_recipe
 from coterie.coordinator.job import Job, prepare_job
-from coterie.ids import RunId
+from coterie.coordinator.members import Members
+from coterie.ids import RunId, WorkerId
+from coterie.transport.connect import connect_plain
+from coterie.transport.frame import Frame
+from coterie.transport.join_link import JoinTokens
+from coterie.transport.server import FrameServer
+from coterie.transport.stream_link import StreamLink
 
 WORDS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "anna", "paris", "is", "in", "far")
 
@@ -58,3 +68,74 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
             },
         )
         yield prepare_job(recipe, RunId("run"), lambda _text: None)
+
+
+class Table:
+    """A coordinator's door, and peers that knock."""
+
+    def __init__(self, seats: int) -> None:
+        self.clock = FakeClock()
+        self.tokens = JoinTokens()
+        self.token = self.tokens.issue(uses=seats)
+        self.members = Members(RunId("run"), self.tokens, self.clock, heartbeat_s=0.05, silence_limit_s=30.0)
+        self.server = FrameServer(self.members.admit)
+        self.links: list[StreamLink] = []
+
+    @staticmethod
+    def hello(token: str, name: str = "laptop", **changes: object) -> Frame:
+        """A worker's first words."""
+        fields = {
+            "wire_version": WIRE_VERSION,
+            "package_version": "0",
+            "token": token,
+            "name": name,
+            "device_type": "cpu",
+            "threads": 1,
+            "memory_bytes": 1,
+            "host_id": "here",
+            "hosts": (),
+            "port": 0,
+            "fingerprint": "",
+        }
+        return control(Hello(**(fields | changes)))
+
+    async def knock(self, frame: Frame | None = None) -> StreamLink:
+        link = await connect_plain("127.0.0.1", self.server.plain_port)
+        self.links.append(link)
+        if frame is not None:
+            await link.send(frame)
+        return link
+
+    async def join(self, name: str = "laptop") -> tuple[StreamLink, WorkerId]:
+        link = await self.knock(self.hello(self.token, name))
+        welcome = unpack((await link.receive()).header.body)
+        assert isinstance(welcome, Welcome)
+        return link, welcome.worker
+
+    async def answer(self, frame: Frame) -> AnyMessage:
+        link = await self.knock(frame)
+        return unpack((await link.receive()).header.body)
+
+
+AtTable = Callable[..., None]
+
+
+@pytest.fixture
+def at_table() -> AtTable:
+    """Runs `test(table)` with an open door."""
+
+    def run(test: Callable[[Table], Awaitable[None]], seats: int = 2) -> None:
+        async def bounded() -> None:
+            async with asyncio.timeout(30):
+                table = Table(seats)
+                await table.server.start("127.0.0.1", plain_loopback=True)
+                try:
+                    await test(table)
+                finally:
+                    for link in table.links:
+                        await link.close()
+                    await table.server.close()
+
+        asyncio.run(bounded())
+
+    return run

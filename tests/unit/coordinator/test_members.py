@@ -5,95 +5,23 @@ import contextlib
 
 import pytest
 
-from coterie.clock import FakeClock
 from coterie.cluster.messages import (
     CONTROL,
     HIDDEN,
     Failed,
     Goodbye,
     Heartbeat,
-    Hello,
     Refused,
     RunSegment,
-    Stop,
-    Welcome,
     control,
     unpack,
 )
 from coterie.cluster.wire_version import WIRE_VERSION
-from coterie.coordinator.members import Members
 from coterie.errors import JoinRefusedError, OutOfMemoryError, StorageError, WorkerLostError
-from coterie.ids import RunId, WorkerId
-from coterie.transport.connect import connect_plain
 from coterie.transport.frame import Frame, FrameHeader, TensorSpec
-from coterie.transport.join_link import JoinTokens
-from coterie.transport.server import FrameServer
 from coterie.units import MIB
 
 SILENCE_S = 30.0
-
-
-def hello(token, name="laptop", **changes):
-    fields = {
-        "wire_version": WIRE_VERSION,
-        "package_version": "0",
-        "token": token,
-        "name": name,
-        "device_type": "cpu",
-        "threads": 1,
-        "memory_bytes": 1,
-        "host_id": "here",
-        "hosts": (),
-        "port": 0,
-        "fingerprint": "",
-    }
-    return control(Hello(**(fields | changes)))
-
-
-class Table:
-    """A coordinator's door, and peers that knock."""
-
-    def __init__(self, seats):
-        self.clock = FakeClock()
-        self.tokens = JoinTokens()
-        self.token = self.tokens.issue(uses=seats)
-        self.members = Members(RunId("run"), self.tokens, self.clock, heartbeat_s=0.05, silence_limit_s=SILENCE_S)
-        self.server = FrameServer(self.members.admit)
-        self.links = []
-
-    async def knock(self, frame=None):
-        link = await connect_plain("127.0.0.1", self.server.plain_port)
-        self.links.append(link)
-        if frame is not None:
-            await link.send(frame)
-        return link
-
-    async def join(self, name="laptop"):
-        link = await self.knock(hello(self.token, name))
-        welcome = unpack((await link.receive()).header.body)
-        assert isinstance(welcome, Welcome)
-        return link, welcome.worker
-
-    async def answer(self, frame):
-        link = await self.knock(frame)
-        return unpack((await link.receive()).header.body)
-
-
-def at_table(test, seats=2):
-    """Run `test(table)` with an open door."""
-
-    async def bounded():
-        async with asyncio.timeout(30):
-            table = Table(seats)
-            await table.server.start("127.0.0.1", plain_loopback=True)
-            try:
-                await test(table)
-            finally:
-                for link in table.links:
-                    await link.close()
-                await table.server.close()
-
-    asyncio.run(bounded())
 
 
 async def until(condition):
@@ -109,7 +37,7 @@ def tensor_frame(source, target, size=16, kind=HIDDEN):
 # ---- who is let in
 
 
-def test_two_workers_of_one_name_are_told_apart():
+def test_two_workers_of_one_name_are_told_apart(at_table):
     async def test(table):
         _, first = await table.join("board")
         _, second = await table.join("board")
@@ -119,7 +47,7 @@ def test_two_workers_of_one_name_are_told_apart():
     at_table(test)
 
 
-def test_nobody_can_call_themselves_the_coordinator():
+def test_nobody_can_call_themselves_the_coordinator(at_table):
     async def test(table):
         _, worker = await table.join("coordinator")
         assert worker == "coordinator-2"
@@ -130,15 +58,15 @@ def test_nobody_can_call_themselves_the_coordinator():
 @pytest.mark.parametrize(
     ("first_frame", "slug"),
     [
-        (lambda _table: hello("not-a-token-of-this-run"), "join-refused"),
-        (lambda table: hello(table.token, wire_version=WIRE_VERSION + 1), "version-mismatch"),
+        (lambda table: table.hello("not-a-token-of-this-run"), "join-refused"),
+        (lambda table: table.hello(table.token, wire_version=WIRE_VERSION + 1), "version-mismatch"),
         (lambda _table: control(Heartbeat()), "protocol"),
         (lambda _table: Frame(FrameHeader(kind=CONTROL, body=b"\x80\x04\x95 a pickle")), "protocol"),
         (lambda _table: Frame(FrameHeader(kind="hidden")), "protocol"),
     ],
     ids=["wrong token", "other version", "no hello", "pickle", "data before hello"],
 )
-def test_a_wrong_beginning_is_refused_with_its_reason_and_the_others_stay(first_frame, slug):
+def test_a_wrong_beginning_is_refused_with_its_reason_and_the_others_stay(at_table, first_frame, slug):
     async def test(table):
         link, worker = await table.join()
         answer = await table.answer(first_frame(table))
@@ -151,26 +79,26 @@ def test_a_wrong_beginning_is_refused_with_its_reason_and_the_others_stay(first_
     at_table(test)
 
 
-def test_both_versions_are_named_to_a_worker_of_another_one():
+def test_both_versions_are_named_to_a_worker_of_another_one(at_table):
     async def test(table):
-        answer = await table.answer(hello(table.token, wire_version=77, package_version="9.9"))
+        answer = await table.answer(table.hello(table.token, wire_version=77, package_version="9.9"))
         assert "version 77 (coterie 9.9)" in answer.message
         assert f"speaks {WIRE_VERSION} " in answer.message
 
     at_table(test)
 
 
-def test_one_worker_more_than_awaited_is_refused():
+def test_one_worker_more_than_awaited_is_refused(at_table):
     async def test(table):
         await table.join()
-        answer = await table.answer(hello(table.token))
+        answer = await table.answer(table.hello(table.token))
         assert answer.slug == "join-refused"
         assert "used up" in answer.message
 
     at_table(test, seats=1)
 
 
-def test_a_worker_that_leaves_before_the_run_begins_frees_its_place():
+def test_a_worker_that_leaves_before_the_run_begins_frees_its_place(at_table):
     async def test(table):
         left = []
         table.members.on_left = lambda member, error: left.append((member.worker, error.slug))
@@ -184,9 +112,9 @@ def test_a_worker_that_leaves_before_the_run_begins_frees_its_place():
     at_table(test, seats=1)
 
 
-def test_a_peer_that_hangs_up_before_its_welcome_takes_no_place():
+def test_a_peer_that_hangs_up_before_its_welcome_takes_no_place(at_table):
     async def test(table):
-        link = await table.knock(hello(table.token))
+        link = await table.knock(table.hello(table.token))
         link.abort()
         await until(lambda: not table.members.by_id and not table.server._links)
         await table.join()
@@ -194,7 +122,7 @@ def test_a_peer_that_hangs_up_before_its_welcome_takes_no_place():
     at_table(test, seats=1)
 
 
-def test_waiting_in_vain_says_how_many_came():
+def test_waiting_in_vain_says_how_many_came(at_table):
     async def test(table):
         await table.join()
         waiting = asyncio.ensure_future(table.members.wait_for(2, 60.0))
@@ -206,7 +134,7 @@ def test_waiting_in_vain_says_how_many_came():
     at_table(test)
 
 
-def test_what_fails_outside_ends_the_waiting():
+def test_what_fails_outside_ends_the_waiting(at_table):
     async def test(table):
         table.members.post(StorageError("no room"))
         with pytest.raises(StorageError):
@@ -218,7 +146,7 @@ def test_what_fails_outside_ends_the_waiting():
 # ---- who is lost
 
 
-def test_a_broken_link_is_a_lost_worker_with_its_name():
+def test_a_broken_link_is_a_lost_worker_with_its_name(at_table):
     async def test(table):
         link, _ = await table.join("old-laptop")
         await table.members.wait_for(1, 1.0)
@@ -230,7 +158,7 @@ def test_a_broken_link_is_a_lost_worker_with_its_name():
     at_table(test)
 
 
-def test_a_worker_that_says_goodbye_in_mid_run_is_lost_once():
+def test_a_worker_that_says_goodbye_in_mid_run_is_lost_once(at_table):
     async def test(table):
         link, _ = await table.join("board")
         await table.members.wait_for(1, 1.0)
@@ -244,7 +172,7 @@ def test_a_worker_that_says_goodbye_in_mid_run_is_lost_once():
     at_table(test)
 
 
-def test_an_error_of_a_worker_keeps_its_kind_and_names_the_worker():
+def test_an_error_of_a_worker_keeps_its_kind_and_names_the_worker(at_table):
     async def test(table):
         link, _ = await table.join("board")
         await table.members.wait_for(1, 1.0)
@@ -256,7 +184,7 @@ def test_an_error_of_a_worker_keeps_its_kind_and_names_the_worker():
     at_table(test)
 
 
-def test_silence_beyond_the_limit_is_a_lost_worker():
+def test_silence_beyond_the_limit_is_a_lost_worker(at_table):
     async def test(table):
         await table.join("board")
         link, _ = await table.join("laptop")
@@ -273,7 +201,7 @@ def test_silence_beyond_the_limit_is_a_lost_worker():
     at_table(test)
 
 
-def test_a_large_frame_on_a_slow_link_is_no_silence():
+def test_a_large_frame_on_a_slow_link_is_no_silence(at_table):
     async def test(table):
         link, worker = await table.join()
         await table.members.wait_for(1, 1.0)
@@ -292,7 +220,7 @@ def test_a_large_frame_on_a_slow_link_is_no_silence():
     at_table(test)
 
 
-def test_whoever_waits_to_send_to_a_silent_worker_is_woken():
+def test_whoever_waits_to_send_to_a_silent_worker_is_woken(at_table):
     async def test(table):
         link, worker = await table.join("board")
         await table.members.wait_for(1, 1.0)
@@ -308,7 +236,7 @@ def test_whoever_waits_to_send_to_a_silent_worker_is_woken():
     at_table(test)
 
 
-def test_a_worker_that_takes_nothing_does_not_hold_up_the_heartbeats_of_others():
+def test_a_worker_that_takes_nothing_does_not_hold_up_the_heartbeats_of_others(at_table):
     async def test(table):
         stuck, stuck_id = await table.join("stuck")
         other, _ = await table.join("other")
@@ -327,7 +255,7 @@ def test_a_worker_that_takes_nothing_does_not_hold_up_the_heartbeats_of_others()
     at_table(test)
 
 
-def test_an_error_while_a_heartbeat_is_recorded_is_not_the_workers_fault():
+def test_an_error_while_a_heartbeat_is_recorded_is_not_the_workers_fault(at_table):
     async def test(table):
         def disk_is_full(_member):
             raise StorageError("no space left")
@@ -338,88 +266,5 @@ def test_an_error_while_a_heartbeat_is_recorded_is_not_the_workers_fault():
         await link.send(control(Heartbeat()))
         with pytest.raises(StorageError, match="no space left"):
             await table.members.next_event()
-
-    at_table(test)
-
-
-# ---- what is passed on
-
-
-def test_tensors_between_workers_without_a_direct_link_are_passed_on():
-    async def test(table):
-        left, left_id = await table.join("left")
-        right, right_id = await table.join("right")
-        await table.members.wait_for(2, 1.0)
-        await left.send(tensor_frame(left_id, right_id))
-        frame = await right.receive()
-        assert (frame.header.kind, frame.header.step, frame.header.source) == (HIDDEN, 7, left_id)
-        assert bytes(frame.buffers[0]) == bytes(16)
-
-    at_table(test)
-
-
-@pytest.mark.parametrize(
-    "frame",
-    [
-        tensor_frame("right", "right"),
-        tensor_frame("left", "nobody"),
-        control(Stop(), source=WorkerId("left"), target=WorkerId("right")),
-    ],
-    ids=["forged source", "unknown target", "the coordinator's words"],
-)
-def test_what_no_correct_worker_sends_is_not_passed_on(frame):
-    async def test(table):
-        left, _ = await table.join("left")
-        right, _ = await table.join("right")
-        await table.members.wait_for(2, 1.0)
-        await left.send(frame)
-        with pytest.raises(WorkerLostError, match="left is gone"):
-            await table.members.next_event()
-        assert not right._inbox
-
-    at_table(test)
-
-
-def test_a_worker_that_can_no_longer_be_reached_is_named_not_the_one_that_sent_to_it():
-    async def test(table):
-        left, left_id = await table.join("left")
-        right, right_id = await table.join("right")
-        await table.members.wait_for(2, 1.0)
-        right._transport.pause_reading()
-        await left.send(tensor_frame(left_id, right_id, 32 * MIB))
-        await until(lambda: table.members.by_id[left_id].is_relaying)
-        right.abort()
-        with pytest.raises(WorkerLostError, match="right"):
-            await table.members.next_event()
-
-    at_table(test)
-
-
-def test_everybody_hears_the_end_at_once_and_nobody_is_lost_by_it():
-    async def test(table):
-        links = [(await table.join(name))[0] for name in ("left", "right")]
-        await table.members.wait_for(2, 1.0)
-        await table.members.dismiss(Stop(reason="finished"))
-        for link in links:
-            message = unpack((await link.receive()).header.body)
-            assert isinstance(message, Stop)
-            assert message.reason == "finished"
-            await link.close()
-        await until(lambda: not table.server._links)
-        assert table.members._events.empty()
-
-    at_table(test)
-
-
-def test_what_workers_say_arrives_in_order_with_who_said_it():
-    async def test(table):
-        link, worker = await table.join()
-        await table.members.wait_for(1, 1.0)
-        for step in range(3):
-            await link.send(control(RunSegment(schedule="flush", first_step=step, steps=1, micro_batches=1)))
-        for step in range(3):
-            event = await table.members.next_event()
-            assert event.member.worker == worker
-            assert event.message.first_step == step
 
     at_table(test)
