@@ -218,7 +218,7 @@ class Command:
     def signal(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
 
-    def end(self, timeout_s: float = 90.0) -> tuple[int, str, str]:
+    def end(self, timeout_s: float = 200.0) -> tuple[int, str, str]:
         """Exit code, output, errors; killed if it does not end."""
         try:
             out, error = self.process.communicate(timeout=timeout_s)
