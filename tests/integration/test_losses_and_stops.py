@@ -237,9 +237,10 @@ def test_a_worker_that_freezes_is_lost_after_the_silence_limit_and_does_not_stay
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(700)
 def test_memory_does_not_grow_over_500_steps(train, recorded):
     command, output, _ = train("--max-steps", 600)
-    code, _, error = command.end(280)
+    code, _, error = command.end(600)
     assert code == 0, error
     steps = recorded(output, "step")
     assert len(steps) == 600
