@@ -70,7 +70,8 @@ class Bookkeeper:
         """Note a finished optimizer step."""
         now_s = self._clock.now()
         seconds, self._since_s = now_s - self._since_s, now_s
-        for worker, done in entry.done.items():
+        in_plan_order = [(stage.worker, entry.done[stage.worker]) for stage in self._plan.stages]
+        for worker, done in in_plan_order:
             self._peaks[worker] = max(self._peaks.get(worker, 0), done.peak_bytes)
             self._sent[worker] = (done.sent_next_bytes, done.sent_previous_bytes)
             busy_s = done.forward_s + done.backward_s + done.update_s
@@ -96,7 +97,7 @@ class Bookkeeper:
                         memory_bytes=self._rss.get(worker, 0),
                         peak_bytes=self._peaks[worker],
                     )
-                    for worker, done in entry.done.items()
+                    for worker, done in in_plan_order
                 ),
             )
         )

@@ -86,8 +86,9 @@ class Books:
     def step(self, step, loss, seconds, **facts):
         self.clock.advance(seconds)
         self.ledger.micro_batch_done(MicroBatchDone(step=step, micro_batch=0, loss_sum=loss * 10, loss_tokens=10))
-        self.ledger.step_done(FIRST, done(step, **facts))
-        self.books.step(step, self.ledger.step_done(LAST, done(step, **(facts | {"sent": (0, 30 * (step + 1))}))))
+        # The last stage is the first to end a step: its update needs no gradient from elsewhere.
+        self.ledger.step_done(LAST, done(step, **(facts | {"sent": (0, 30 * (step + 1))})))
+        self.books.step(step, self.ledger.step_done(FIRST, done(step, **facts)))
 
 
 @pytest.fixture
@@ -102,6 +103,7 @@ def test_a_step_is_recorded_with_its_time_loss_and_what_each_worker_did(books):
     assert (record.step, record.epoch, record.loss, record.seconds, record.loss_tokens) == (0, 0, 2.0, 2.0, 10)
     assert (record.learning_rate, record.grad_norm) == (1e-3, 1.5)
     assert [worker.utilization for worker in record.workers] == [0.25, 0.25]
+    assert [worker.worker for worker in record.workers] == [FIRST, LAST], "in the plan's order, whoever ended first"
 
 
 def test_a_norm_that_is_only_one_stages_is_not_shown_as_the_models(books):
