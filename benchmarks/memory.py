@@ -1,7 +1,8 @@
 """Peak memory of pipelines planned for the least of it, against one device, and against what was predicted.
 
 Every stage runs in a process of its own (`stage_process.py`: the worker's executor, made-up neighbours), one after the
-other; its peak counts above the idle worker. Peaks do not depend on how busy the machine is.
+other; its peak counts above the idle worker. Peaks do not depend on how busy the machine is. Takes about half an hour
+of one quiet core.
 """
 
 import argparse
@@ -67,6 +68,10 @@ MODES = (
     Row(name="one device, LoRA", stages=1, method="lora", micro_batches=4, recompute=False),
 )
 """Measured at `FIGURE_BATCH` only: how well other settings are predicted."""
+
+
+SAME_MICRO_BATCHES = "micro-batched"
+"""Key of the one device that runs as many micro-batches as the planned `flush` pipeline."""
 
 
 def micro_batched(count: int) -> Row:
@@ -192,7 +197,9 @@ class Bench:
             env={**os.environ, "OMP_NUM_THREADS": "1", "TRANSFORMERS_VERBOSITY": "error"},
         )
         memory = msgspec.json.decode(done.stdout.splitlines()[-1], type=StageMemory)
-        return memory.peak_bytes - memory.idle_bytes
+        above_idle = memory.peak_bytes - memory.idle_bytes
+        print(f"{row.name}, stage {place.stage}: {above_idle / MIB:.0f} MiB", file=sys.stderr, flush=True)
+        return above_idle
 
 
 def stage_rows(results: Sequence[Result]) -> list[tuple[object, ...]]:
@@ -229,7 +236,7 @@ class Measured:
         """Run the pipelines and the two baselines, and further rows; show them."""
         results = {row.name: self._bench.run(row, batch_rows, allocator) for row in (SINGLE, FLUSH, STASH)}
         same = micro_batched(results[FLUSH.name].plan.micro_batches)
-        results["micro-batched"] = (
+        results[SAME_MICRO_BATCHES] = (
             self._bench.run(same, batch_rows, allocator) if same.micro_batches != 1 else results[SINGLE.name]
         )
         self._baselines[batch_rows, allocator] = results
@@ -252,7 +259,7 @@ class Measured:
                 f"{batch_rows} rows, {allocator} allocator, {row.name}",
                 *(
                     f"{less:.1%}"
-                    for over in (SINGLE.name, "micro-batched")
+                    for over in (SINGLE.name, SAME_MICRO_BATCHES)
                     for less in self.reductions(row, batch_rows, allocator, over)
                 ),
             )
@@ -266,7 +273,7 @@ class Measured:
 def show_figures(report: Report, measured: Measured) -> None:
     """The named figures, under the default allocator."""
     mean, fullest = measured.reductions(FLUSH, FIGURE_BATCH, "default")
-    same_mean, same_fullest = measured.reductions(FLUSH, FIGURE_BATCH, "default", "micro-batched")
+    same_mean, same_fullest = measured.reductions(FLUSH, FIGURE_BATCH, "default", SAME_MICRO_BATCHES)
     stash_mean, _ = measured.reductions(STASH, FIGURE_BATCH, "default")
     report.figure("mean_reduction", mean, at_least=0.72)
     report.figure("largest_device_reduction", fullest, at_least=0.66)
