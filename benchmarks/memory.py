@@ -63,8 +63,8 @@ SINGLE = Row(name="one device, whole batch", stages=1, micro_batches=1, recomput
 FLUSH = Row(name="flush")
 STASH = Row(name="stash", schedule="stash")
 MODES = (
-    Row(name="flush, recomputing", micro_batches=4, recompute=True),
-    Row(name="flush, LoRA", method="lora", micro_batches=4, recompute=False),
+    Row(name="recomputing", micro_batches=4, recompute=True),
+    Row(name="LoRA", method="lora", micro_batches=4, recompute=False),
     Row(name="one device, LoRA", stages=1, method="lora", micro_batches=4, recompute=False),
 )
 """Measured at `FIGURE_BATCH` only: how well other settings are predicted."""
@@ -220,7 +220,16 @@ def stage_rows(results: Sequence[Result]) -> list[tuple[object, ...]]:
     ]
 
 
-STAGE_COLUMNS = ("", "micro-batches", "units", "in flight", "recomputes", "predicted MiB", "measured MiB", "error")
+STAGE_COLUMNS = (
+    "",
+    "micro-\nbatches",
+    "units",
+    "in\nflight",
+    "re-\ncomputes",
+    "predicted\nMiB",
+    "measured\nMiB",
+    "error",
+)
 
 
 class Measured:
@@ -266,7 +275,13 @@ class Measured:
             for batch_rows, allocator in sorted(self._baselines)
             for row in (FLUSH, STASH)
         ]
-        columns = ("", "mean device", "fullest device", "mean, same micro-batches", "fullest, same micro-batches")
+        columns = (
+            "",
+            "mean device",
+            "fullest device",
+            "mean, against the\nsame micro-batches",
+            "fullest, against the\nsame micro-batches",
+        )
         self._report.table("less memory than one device with the same allocator", columns, lines)
 
 
