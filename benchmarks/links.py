@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from coterie.units import MIB
+from coterie.units import MIB, counted
 from link_processes import FRAME_BYTES
 from reporting import Report, parse_arguments
 
@@ -137,7 +137,7 @@ def main() -> int:
             "links",
             f"frames of 8 MiB; receiver and sender in processes of their own; CPU of the receiver's process at "
             f"100 Mbit/s {where}, each frame acknowledged; rate on loopback unshaped and streamed. Medians, "
-            f"{rounds} interleaved round(s).",
+            f"{counted(rounds, 'interleaved round')}.",
             arguments,
         )
         samples = measure(rounds, slow_frames, fast_frames, spaces=spaces)

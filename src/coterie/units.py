@@ -77,5 +77,14 @@ def format_seconds(seconds: float) -> str:
 
 
 def format_rate(bytes_per_s: float) -> str:
-    """A link's rate in Mbit/s, as networks are sold."""
-    return f"{bytes_per_s * 8 / 1e6:.3g} Mbit/s"
+    """A link's rate in bits, as networks are sold: `94.3 Mbit/s`, `1.14 Gbit/s`."""
+    mbit_per_s = bytes_per_s * 8 / 1e6
+    if round(mbit_per_s) < 1000:
+        return f"{mbit_per_s:.3g} Mbit/s"
+    gbit_per_s = mbit_per_s / 1000
+    return f"{gbit_per_s:.{2 if gbit_per_s < 10 else 1 if gbit_per_s < 100 else 0}f} Gbit/s"
+
+
+def counted(number: int, singular: str, plural: str = "") -> str:
+    """A number with its noun: `1 stage`, `2 stages`; `plural` where an s is not enough."""
+    return f"{number} {singular if number == 1 else plural or singular + 's'}"

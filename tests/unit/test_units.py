@@ -1,6 +1,6 @@
 import pytest
 
-from coterie.units import parse_rate, parse_seconds
+from coterie.units import counted, format_rate, parse_rate, parse_seconds
 
 
 @pytest.mark.parametrize(
@@ -33,3 +33,24 @@ def test_times_are_read(text: str, seconds: float) -> None:
 def test_what_is_no_time_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is not a time"):
         parse_seconds(text)
+
+
+@pytest.mark.parametrize(
+    ("bytes_per_s", "text"),
+    [
+        (1e4, "0.08 Mbit/s"),
+        (12.5e6, "100 Mbit/s"),
+        (124.9e6, "999 Mbit/s"),
+        (124.99e6, "1.00 Gbit/s"),
+        (142.5e6, "1.14 Gbit/s"),
+        (1.5e9, "12.0 Gbit/s"),
+        (25e9, "200 Gbit/s"),
+    ],
+)
+def test_rates_are_shown_without_powers_of_ten(bytes_per_s: float, text: str) -> None:
+    assert format_rate(bytes_per_s) == text
+
+
+def test_a_number_and_its_noun_agree() -> None:
+    assert [counted(n, "stage") for n in (0, 1, 2)] == ["0 stages", "1 stage", "2 stages"]
+    assert [counted(n, "address", "addresses") for n in (1, 3)] == ["1 address", "3 addresses"]

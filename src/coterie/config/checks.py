@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import msgspec
 
 from coterie.config.recipe import Recipe, TrainSection
-from coterie.units import parse_bytes
+from coterie.units import counted, parse_bytes
 
 
 class Contradiction(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,7 +87,8 @@ def _devices(recipe: Recipe) -> Iterator[Contradiction]:
     if plan.min_workers > cluster.workers_expected:
         yield Contradiction(
             key="plan.min_workers",
-            text=f"is {plan.min_workers}, but the run starts with {cluster.workers_expected} workers (cluster.workers)",
+            text=f"is {plan.min_workers}, but the run starts with {counted(cluster.workers_expected, 'worker')} "
+            "(cluster.workers)",
             others=("cluster.workers", "cluster.local_workers"),
         )
     if plan.cuts is not None:
@@ -104,7 +105,7 @@ def _cuts(recipe: Recipe, cuts: tuple[int, ...]) -> Iterator[Contradiction]:
     if stages > most:
         yield Contradiction(
             key="plan.cuts",
-            text=f"makes {stages} stages, but only {most} workers may be used",
+            text=f"makes {stages} stages, but only {counted(most, 'worker')} may be used",
             others=("plan.max_workers", "cluster.workers", "cluster.local_workers"),
         )
 

@@ -3,7 +3,7 @@
 from coterie.planner.plan import Plan, StageAssignment
 from coterie.planner.problem import Problem
 from coterie.planner.request import PlanRequest
-from coterie.units import format_bytes, format_rate, format_seconds
+from coterie.units import counted, format_bytes, format_rate, format_seconds
 
 Row = dict[str, str | int | float | bool | None]
 
@@ -58,9 +58,10 @@ def name_units(first_unit: int, stop_unit: int, units: int) -> str:
 
 def explain(plan: Plan, request: PlanRequest) -> str:
     """Say what every stage does, costs and why; which devices are left out; what one device would do alone."""
+    batch = f"{counted(plan.batch_rows, 'row')} in {counted(plan.micro_batches, 'micro-batch', 'micro-batches')}"
     title = (
-        f"Plan {plan.version} for {request.model.name}: {len(plan.stages)} stage(s), schedule {plan.schedule}, "
-        f"{plan.batch_rows} rows in {plan.micro_batches} micro-batch(es), for {_objective(plan)}"
+        f"Plan {plan.version} for {request.model.name}: {counted(len(plan.stages), 'stage')}, "
+        f"schedule {plan.schedule}, {batch}, for {_objective(plan)}"
     )
     alone = (
         f"One device alone, the whole batch at once: {format_seconds(plan.one_device_step_s)} a step, "

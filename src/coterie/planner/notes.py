@@ -10,7 +10,7 @@ from coterie.planner.search import Candidate
 from coterie.planner.tables import Tables, memory_limits
 from coterie.planner.timing import simulated_step_s
 from coterie.profiles.cluster_profile import DeviceProfile
-from coterie.units import format_bytes, format_rate, format_seconds
+from coterie.units import counted, format_bytes, format_rate, format_seconds
 
 
 def left_out(candidate: Candidate) -> tuple[LeftOut, ...]:
@@ -42,7 +42,9 @@ def _why_left_out(candidate: Candidate, device: DeviceProfile, needed: int, room
             f"{format_bytes(needed - room)} short"
         )
     if request.max_stages is not None and len(candidate.stages) == request.max_stages:
-        return f"no more than {request.max_stages} stages are allowed"
+        return (
+            f"no more than {counted(request.max_stages, 'stage')} {'is' if request.max_stages == 1 else 'are'} allowed"
+        )
     if request.schedule == "2bw" and len(candidate.stages) == candidate.problem.micro_batches:
         return "2bw uses no more stages than there are micro-batches"
     if request.objective == "memory":
@@ -88,10 +90,10 @@ def _about_memory(candidate: Candidate) -> Iterator[str]:
     devices = candidate.problem.devices
     recomputing = [devices[stage.device].name for stage in candidate.stages if stage.recompute]
     if recomputing and not candidate.problem.request.require_recompute:
-        yield f"memory is short: {', '.join(recomputing)} run(s) each block's forward again in backward"
+        yield f"memory is short: {_they(recomputing, 'run')} each block's forward again in backward"
     tight = [devices[stage.device].name for stage in candidate.stages if stage.allocator == "tight"]
     if tight and candidate.problem.request.allocator == "auto":
-        yield f"memory is short: {', '.join(tight)} use(s) the tight allocator, which costs a few percent of time"
+        yield f"memory is short: {_they(tight, 'use')} the tight allocator, which costs a few percent of time"
     stages = len(candidate.stages)
     shallower = [
         devices[stage.device].name
@@ -100,7 +102,7 @@ def _about_memory(candidate: Candidate) -> Iterator[str]:
         and stage.depth < candidate.problem.in_flight(stages - number)
     ]
     if shallower:
-        yield f"memory is short: {', '.join(shallower)} hold(s) fewer micro-batches than a full pipeline needs"
+        yield f"memory is short: {_they(shallower, 'hold')} fewer micro-batches than a full pipeline needs"
 
 
 def _about_links(candidate: Candidate) -> Iterator[str]:
@@ -112,7 +114,7 @@ def _about_links(candidate: Candidate) -> Iterator[str]:
         if problem.kind in {"flush", "stash", "2bw"} and problem.in_flight(stage.depth) > stages - number
     ]
     if deeper:
-        yield f"{', '.join(deeper)} hold(s) more micro-batches than usual to hide a slow link"
+        yield f"{_they(deeper, 'hold')} more micro-batches than usual to hide a slow link"
     for stage, after in zip(candidate.stages, candidate.stages[1:], strict=False):
         pair = (min(stage.device, after.device), max(stage.device, after.device))
         names = f"{problem.devices[stage.device].name} to {problem.devices[after.device].name}"
@@ -130,7 +132,7 @@ def _about_schedule(candidate: Candidate) -> Iterator[str]:
             yield "stash cannot split a model whose tied matrix is trained; freeze it or use the flush schedule"
         stale = max(stage.depth for stage in candidate.stages) - 1
         if split:
-            yield f"stash: the first stage's gradients are {stale} updates old; clipping is per stage"
+            yield f"stash: the first stage's gradients are {counted(stale, 'update')} old; clipping is per stage"
     if problem.kind == "2bw":
         yield "2bw: every gradient is one update old"
     if split and tied_is_trained(problem.model) and problem.kind != "forward":
@@ -139,3 +141,8 @@ def _about_schedule(candidate: Candidate) -> Iterator[str]:
 
 def _was_held_to_one(problem: Problem) -> bool:
     return tied_is_trained(problem.model) and len(problem.devices) > 1
+
+
+def _they(names: list[str], verb: str) -> str:
+    """Devices as the subject of a sentence: `board uses`, `board, phone use`."""
+    return f"{', '.join(names)} {verb}{'s' if len(names) == 1 else ''}"

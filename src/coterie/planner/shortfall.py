@@ -13,7 +13,7 @@ from coterie.planner.request import PlanRequest
 from coterie.planner.search import Candidate, TimeSearch, fastest_of
 from coterie.planner.tables import Tables, memory_limits
 from coterie.profiles.model_profile import LayerProfile, ModelProfile
-from coterie.units import MIB, format_bytes
+from coterie.units import MIB, counted, format_bytes
 
 ADAPTER_SHARE = 100
 """LoRA of rank 8 trains about a hundredth of a block's parameters or less."""
@@ -22,7 +22,7 @@ ADAPTER_SHARE = 100
 def does_not_fit(request: PlanRequest) -> DoesNotFitError:
     """The error that says what is missing: MiB per device, and the settings with which a plan exists."""
     nearest = _nearest(request)
-    sentences = [f"{request.model.name} does not fit on the {len(request.cluster.devices)} device(s)"]
+    sentences = [f"{request.model.name} does not fit on the {counted(len(request.cluster.devices), 'device')}"]
     if nearest is None:
         sentences.append("no pipeline is allowed by these settings")
     else:
@@ -133,7 +133,7 @@ def _smaller_pieces(request: PlanRequest) -> Iterator[tuple[str, PlanRequest]]:
     halves = [request.batch_rows >> shift for shift in range(1, request.batch_rows.bit_length())]
     enough = [rows for rows in halves if fits(replace(request, batch_rows=rows))]
     for rows in enough[:1] or halves[-1:]:
-        yield f"a batch of {rows} row(s)", replace(request, batch_rows=rows)
+        yield f"a batch of {counted(rows, 'row')}", replace(request, batch_rows=rows)
 
 
 def _with_frozen_embeddings(model: ModelProfile) -> ModelProfile:

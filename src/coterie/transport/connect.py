@@ -10,6 +10,7 @@ from coterie.transport.certificates import FRAME_PROTOCOL, check_peer, client_co
 from coterie.transport.join_link import JoinLink
 from coterie.transport.limits import Limits
 from coterie.transport.stream_link import StreamLink
+from coterie.units import counted
 
 PROBE_TIMEOUT_S = 8.0
 """For each address: a wrong one often never answers; a right one takes seconds if the devices are weak and busy."""
@@ -43,7 +44,8 @@ async def connect(join: JoinLink, *, limits: Limits | None = None, timeout_s: fl
     if refusal is not None:
         raise refusal
     raise NetworkError(
-        f"no coordinator at port {join.port} of {len(join.hosts)} address(es): " + "; ".join(failures),
+        f"no coordinator at port {join.port} of {counted(len(join.hosts), 'address', 'addresses')}: "
+        + "; ".join(failures),
         hint="is the coordinator running, on a network that this device can reach, with the port open in its firewall?",
     )
 

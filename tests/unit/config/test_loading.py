@@ -201,7 +201,7 @@ class TestContradictions:
             ({"micro_batches": 8, "batch_rows": 4}, "more than the 4 rows"),
             ({"warmup_steps": 10, "warmup_ratio": 0.1}, "exclude each other"),
             ({"min_workers": 3, "max_workers": 2, "workers": 4}, "less than min_workers (3)"),
-            ({"min_workers": 3}, "but the run starts with 1 workers"),
+            ({"min_workers": 3}, "but the run starts with 1 worker "),
             ({"cuts": [3, 2], "workers": 3}, "units must rise"),
             ({"cuts": [2, 3], "workers": 2}, "makes 3 stages, but only 2 workers"),
             ({"workers": 1, "local_workers": ["", ""]}, "but 2 local workers are given"),

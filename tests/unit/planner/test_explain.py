@@ -39,7 +39,7 @@ def test_the_text_says_who_does_what_and_why(make_model, make_cluster):
     assert "Left out: device-3, cannot hold even one unit" in text
     assert "One device alone, the whole batch at once" in text
     assert "fp32" in text
-    assert "schedule flush, 8 rows in 4 micro-batch(es)" in text
+    assert "schedule flush, 8 rows in 4 micro-batches, for" in text
 
 
 def test_what_takes_memory_sums_to_the_peak(make_model, make_cluster):
