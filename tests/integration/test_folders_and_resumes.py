@@ -7,10 +7,10 @@ import msgspec
 import pytest
 
 from coterie import api
+from coterie.checkpoint.names import checkpoint_folder
 from coterie.checkpoint.store import CheckpointStore
 from coterie.coordinator.job import prepare_job
 from coterie.coordinator.one_device import largest_difference, run_on_one_device
-from coterie.coordinator.run import checkpoint_folder
 from coterie.errors import (
     CheckpointError,
     InterruptedRunError,

@@ -10,12 +10,12 @@ import threading
 import msgspec
 
 from coterie import api
+from coterie.checkpoint.names import checkpoint_folder
 from coterie.checkpoint.store import CheckpointStore
 from coterie.cluster.messages import CONTROL, Hello, Refused, control, unpack
 from coterie.cluster.wire_version import WIRE_VERSION
 from coterie.coordinator.job import prepare_job
 from coterie.coordinator.one_device import run_on_one_device
-from coterie.coordinator.run import checkpoint_folder
 from coterie.errors import (
     JoinRefusedError,
 )

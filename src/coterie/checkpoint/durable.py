@@ -11,14 +11,9 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
+from coterie.checkpoint.names import PARTIAL, REPLACED
 from coterie.errors import StorageError
 from coterie.units import format_bytes
-
-PARTIAL = ".partial"
-"""Ending of a folder that is still being written."""
-
-REPLACED = ".replaced"
-"""Ending of a folder that a new one of the same name is about to take the place of."""
 
 REMOVING = ".removing"
 """Ending of a folder that is being deleted: a half-deleted one must not look like a damaged one."""

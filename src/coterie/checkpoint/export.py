@@ -11,8 +11,9 @@ import msgspec
 
 from coterie import __version__
 from coterie.checkpoint.assembling import ExportDtype, assemble_adapter, assemble_full
-from coterie.checkpoint.durable import PARTIAL, publish_folder, remove_folder, settle, storage_errors, sync_tree
+from coterie.checkpoint.durable import publish_folder, remove_folder, settle, storage_errors, sync_tree
 from coterie.checkpoint.model_card import CardFacts, model_card
+from coterie.checkpoint.names import PARTIAL
 from coterie.checkpoint.reading import Checkpoint
 from coterie.errors import ModelError, StorageError, UsageError
 from coterie.models.skeleton import config_of

@@ -1,12 +1,12 @@
 """The checkpoints of one run in one folder: begin, commit, find the latest whole one, delete the oldest."""
 
-import re
 from collections.abc import Mapping
 from math import prod
 from pathlib import Path
 
-from coterie.checkpoint.durable import PARTIAL, REPLACED, check_free_space, remove_folder, settle, storage_errors
+from coterie.checkpoint.durable import check_free_space, remove_folder, settle, storage_errors
 from coterie.checkpoint.manifest import NewerFormatError
+from coterie.checkpoint.names import PARTIAL, REPLACED, STEP_NAME, saved_steps, step_name
 from coterie.checkpoint.reading import Checkpoint, open_checkpoint, read_manifest
 from coterie.checkpoint.shard_file import Shapes
 from coterie.checkpoint.writing import CheckpointWriter
@@ -14,7 +14,6 @@ from coterie.errors import CheckpointError, UsageError
 from coterie.ids import RunId
 from coterie.logs import get_logger
 
-_STEP = re.compile(r"step-(\d{6,})")
 _FLOAT_BYTES = 4
 
 _log = get_logger(__name__)
@@ -49,10 +48,7 @@ class CheckpointStore:
 
     def steps(self) -> tuple[int, ...]:
         """Steps that have a checkpoint folder, in order, whether whole or damaged. Changes nothing on the disk."""
-        if not self.folder.is_dir():
-            return ()
-        names = (path.name.removesuffix(REPLACED) for path in self.folder.iterdir() if path.is_dir())
-        return tuple(sorted({int(match.group(1)) for match in map(_STEP.fullmatch, names) if match}))
+        return saved_steps(self.folder)
 
     def begin(self, step: int, units: Mapping[int, Shapes], *, needed_bytes: int | None = None) -> CheckpointWriter:
         """Start the checkpoint of `step`: delete what a crash left behind, check that there is room.
@@ -68,12 +64,12 @@ class CheckpointStore:
         """
         with storage_errors(self.folder, needed_bytes or 0):
             self.folder.mkdir(parents=True, exist_ok=True)
-            settle(self.folder, _STEP)
+            settle(self.folder, STEP_NAME)
             self._refuse_other_runs()
             if needed_bytes is None:
                 needed_bytes = self._likely_bytes(units)
             check_free_space(self.folder, needed_bytes)
-            partial = self.folder / f"{_name(step)}{PARTIAL}"
+            partial = self.folder / f"{step_name(step)}{PARTIAL}"
             partial.mkdir()
         return CheckpointWriter(partial, step=step, units=units, needed_bytes=needed_bytes, committed=self._prune)
 
@@ -138,8 +134,8 @@ class CheckpointStore:
 
     def _path(self, step: int) -> Path:
         """Where the checkpoint of `step` is: a crash may have left it under the name it had to step aside to."""
-        path = self.folder / _name(step)
-        aside = self.folder / f"{_name(step)}{REPLACED}"
+        path = self.folder / step_name(step)
+        aside = self.folder / f"{step_name(step)}{REPLACED}"
         return aside if aside.exists() and not path.exists() else path
 
     def _likely_bytes(self, units: Mapping[int, Shapes]) -> int:
@@ -175,7 +171,3 @@ class CheckpointStore:
                 kept += 1
             else:
                 remove_folder(self._path(step))
-
-
-def _name(step: int) -> str:
-    return f"step-{step:06d}"

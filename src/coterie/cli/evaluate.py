@@ -26,8 +26,10 @@ def add_parser(verbs: "argparse._SubParsersAction[Parser]") -> Parser:
 def run(args: argparse.Namespace) -> int:
     """Evaluate and print the figures."""
     from coterie.config.forward import forward_recipe  # noqa: PLC0415 - see cli.main
+    from coterie.coordinator.preflight import check_forward  # noqa: PLC0415
 
     recipe = forward_recipe(args.folder, args.data, overrides_from(args))
+    check_forward(recipe, args.data, args.split)
     from coterie import api  # noqa: PLC0415 - imports torch: seconds, and a wrong flag should be told at once
     from coterie.cli.console import PlainConsole  # noqa: PLC0415
 

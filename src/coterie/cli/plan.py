@@ -37,12 +37,14 @@ def add_parser(verbs: "argparse._SubParsersAction[Parser]") -> Parser:
 def run(args: argparse.Namespace) -> int:
     """Plan and print."""
     from coterie.config.loading import load_recipe  # noqa: PLC0415 - see cli.main
+    from coterie.coordinator.preflight import check_planning  # noqa: PLC0415
 
     devices, links = devices_from(args), links_from(args)
     overrides = overrides_from(args)
     if devices:
         overrides |= {"cluster.workers": len(devices), "cluster.local_workers": ()}
     recipe = load_recipe(args.recipe, overrides)
+    check_planning(recipe)
     plan, explanation, steps = _imagined(recipe, devices, links, args) if devices else _measured(recipe, args)
     grid = _grid(plan) if args.schedule_grid else ""
     seconds = plan.predicted_step_s * steps

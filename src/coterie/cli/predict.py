@@ -40,11 +40,13 @@ def add_parser(verbs: "argparse._SubParsersAction[Parser]") -> Parser:
 def run(args: argparse.Namespace) -> int:
     """Predict and write."""
     from coterie.config.forward import forward_recipe  # noqa: PLC0415 - see cli.main
+    from coterie.coordinator.preflight import check_forward  # noqa: PLC0415
     from coterie.tasks.writers import check_suffix  # noqa: PLC0415
 
     if args.output is not None:
         check_suffix(args.output)
     recipe = forward_recipe(args.folder, args.data, overrides_from(args))
+    check_forward(recipe, args.data, args.split)
     data = args.data or args.text or _lines_of_stdin()
     from coterie import api  # noqa: PLC0415 - imports torch: seconds, and a wrong flag should be told at once
     from coterie.cli.console import PlainConsole  # noqa: PLC0415

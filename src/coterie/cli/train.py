@@ -24,8 +24,10 @@ def add_parser(verbs: "argparse._SubParsersAction[Parser]") -> Parser:
 def run(args: argparse.Namespace) -> int:
     """Train and print the summary."""
     from coterie.config.loading import load_recipe  # noqa: PLC0415 - see cli.main
+    from coterie.coordinator.preflight import check_training  # noqa: PLC0415
 
     recipe = load_recipe(args.recipe, overrides_from(args))
+    check_training(recipe)
     from coterie import api  # noqa: PLC0415 - imports torch: seconds, and a wrong recipe should be told at once
     from coterie.cli.console import ConsoleObserver  # noqa: PLC0415
     from coterie.metrics.summary import print_summary, summary_line  # noqa: PLC0415

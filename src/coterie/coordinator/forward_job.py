@@ -3,7 +3,8 @@
 from collections.abc import Callable
 
 from coterie.config.recipe import Recipe
-from coterie.coordinator.job import Job, encode_splits, read_options, short_name
+from coterie.coordinator.job import Job, encode_splits, short_name
+from coterie.coordinator.preflight import read_options
 from coterie.ids import RunId
 from coterie.jobs.optimizer_spec import OptimizerSpec
 from coterie.measure.cached import cached_model_profile
@@ -34,7 +35,7 @@ def prepare_forward_job(
     trained = open_trained(recipe.model.name)
     source = trained.source
     known = get_task(recipe.data.task, labels=labels_of_config(source.config.id2label or {}))
-    read = known.prepare(DataFiles(**{split: data}, options=read_options(recipe, tagged=tagged)))
+    read = known.prepare(DataFiles(**{split: data}, options=read_options(recipe.data, tagged=tagged)))
     task = read.task
     spec = make_forward_spec(source, auto_class=task.auto_class, compute_dtype=recipe.model.compute_dtype)
     anatomy = describe(spec)

@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 
 from coterie.config.recipe import Recipe
+from coterie.coordinator.preflight import read_options
 from coterie.ids import RunId
 from coterie.jobs.model_spec import LoraSpec, ModelSpec
 from coterie.jobs.optimizer_spec import OptimizerSpec
@@ -19,7 +20,6 @@ from coterie.tasks.batches import BatchSettings, batch_shapes, steps_per_epoch
 from coterie.tasks.catalog import get_task
 from coterie.tasks.data_summary import EncodedSplit, encode_split
 from coterie.tasks.examples import EncodedExample
-from coterie.tasks.readers.options import ReadOptions
 from coterie.tasks.task import DataFiles, Split, Task
 from coterie.tasks.tokenizer import LoadedTokenizer, check_vocabulary, context_limit, load_tokenizer
 
@@ -128,23 +128,10 @@ def short_name(name: str) -> str:
 
 def _read_data(recipe: Recipe) -> tuple[Task, dict[str, Split], dict[str, object], tuple[str, ...]]:
     data = recipe.data
-    files = DataFiles(train=data.train, dev=data.dev, test=data.test, options=read_options(recipe))
+    files = DataFiles(train=data.train, dev=data.dev, test=data.test, options=read_options(data))
     read = get_task(data.task).prepare(files)
     notes = tuple(note for split in read.splits.values() for note in split.notes)
     return read.task, read.splits, read.config_overrides, notes
-
-
-def read_options(recipe: Recipe, *, tagged: bool = True) -> ReadOptions:
-    """How the recipe says that data files are to be read; `tagged`: they hold the answers."""
-    return ReadOptions(
-        format=recipe.data.format,
-        text_column=recipe.data.text_column,
-        label_column=recipe.data.label_column,
-        sentence_column=recipe.data.sentence_column,
-        tag_names=recipe.data.tag_names,
-        encoding=recipe.data.encoding,
-        tagged=tagged,
-    )
 
 
 def encode_splits(

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from coterie.errors import ModelError, UnsupportedModelError
+from coterie.jobs.model_folder import local_model_folder
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -50,13 +51,7 @@ def open_model(name_or_folder: str | Path) -> ModelSource:
         UnsupportedModelError: The model needs code of its own, is quantized or is an encoder-decoder.
     """
     name = str(name_or_folder)
-    folder = Path(name).expanduser()
-    if not folder.is_dir():
-        if folder.is_file() or name.startswith((".", "/", "~")) or name.count("/") > 1:
-            raise ModelError(
-                f"there is no model folder {name}", hint="give a folder that holds config.json and weights"
-            )
-        folder = _download(name)
+    folder = local_model_folder(name) or _download(name)
     return ModelSource(name=name, folder=folder, config=read_config(folder, name))
 
 

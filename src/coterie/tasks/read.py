@@ -13,7 +13,7 @@ from coterie.tasks.readers.csv_rows import find_delimiter, read_csv
 from coterie.tasks.readers.options import DataSource, FileFormat, RawSentence, ReadOptions
 from coterie.tasks.readers.plain_text import read_plain_text
 from coterie.tasks.readers.records import read_jsonl, read_records
-from coterie.tasks.readers.text import read_text
+from coterie.tasks.readers.text import read_text, unreadable
 from coterie.tasks.tag_schemes import name_scheme, split_tag, to_iob2
 
 SPLIT_NAMES: Mapping[str, tuple[str, ...]] = {
@@ -93,7 +93,7 @@ def find_split_file(folder: Path, split: str) -> Path | None:
     try:
         files = sorted(path for path in folder.iterdir() if path.is_file())
     except OSError as error:
-        raise DataError(f"{folder}: cannot be read: {error.strerror or error}", hint="check the path") from error
+        raise unreadable(folder, error) from error
     found = [path for path in files if path.name.partition(".")[0].lower() in SPLIT_NAMES[split]]
     if len(found) > 1:
         names = ", ".join(path.name for path in found)
@@ -134,13 +134,36 @@ def _read_raw(source: DataSource, split: str, options: ReadOptions) -> tuple[str
         return name, read_records(rows, name, hf_datasets.with_tag_names(rows, options))
     if not opened.is_dir():
         return str(opened), _read_file(opened, options)
-    file = find_split_file(opened, split)
+    file = _require_split_file(opened, split)
+    return str(file), _read_file(file, options)
+
+
+def _require_split_file(folder: Path, split: str) -> Path:
+    file = find_split_file(folder, split)
     if file is None:
         raise DataError(
-            f"{opened}: holds no {split} data",
+            f"{folder}: holds no {split} data",
             hint=f"a folder holds files such as train.conll and dev.conll ({', '.join(SPLIT_NAMES[split])})",
         )
-    return str(file), _read_file(file, options)
+    return file
+
+
+def check_source(source: DataSource, *, split: str, options: ReadOptions) -> None:
+    """Is there something to open? Asked early, where reading would first load libraries that take seconds.
+
+    Raises:
+        DataError: No such file, or the folder holds no such split.
+    """
+    if not isinstance(source, str | Path):
+        return
+    path = Path(source)
+    if hf_datasets.is_datasets_folder(path) or options.format == "datasets":
+        return
+    file = _require_split_file(path, split) if path.is_dir() else path
+    try:
+        file.open("rb").close()
+    except OSError as error:
+        raise unreadable(file, error) from error
 
 
 def _check(sentence: RawSentence, index: int, source: str) -> None:

@@ -7,6 +7,8 @@ import socket
 import tempfile
 from pathlib import Path
 
+from coterie.errors import NetworkError
+
 _BACKLOG = 128
 _MAX_UNIX_PATH = 100
 """Below what kernels take: 104 on macOS, 108 on Linux."""
@@ -28,6 +30,26 @@ def tcp_listener(host: str | None, port: int) -> socket.socket:
             if error.errno not in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL):
                 raise  # else: the kernel knows IPv6 but it is switched off
     return socket.create_server(("", port), backlog=_BACKLOG)
+
+
+def check_port(host: str | None, port: int) -> None:
+    """Open the port and close it again: a taken one should be told before a run is prepared.
+
+    Raises:
+        NetworkError: The port is taken or the address is not this machine's.
+    """
+    try:
+        tcp_listener(host, port).close()
+    except OSError as error:
+        raise cannot_listen(host, port, error) from error
+
+
+def cannot_listen(host: str | None, port: int, error: OSError) -> NetworkError:
+    """What is said of a port that the system does not open."""
+    return NetworkError(
+        f"cannot listen on {host or 'all addresses'} port {port}: {error.strerror or error}",
+        hint="choose another port, or 0 for any free one",
+    )
 
 
 def has_unix_sockets() -> bool:

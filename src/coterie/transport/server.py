@@ -14,7 +14,7 @@ from coterie.errors import CoterieError, NetworkError
 from coterie.logs import get_logger
 from coterie.transport.certificates import FRAME_PROTOCOL, Identity, make_identity, server_context
 from coterie.transport.limits import BEFORE_ACCEPT, Limits
-from coterie.transport.listening import has_unix_sockets, make_unix_folder, tcp_listener
+from coterie.transport.listening import cannot_listen, has_unix_sockets, make_unix_folder, tcp_listener
 from coterie.transport.stream_link import StreamLink
 
 _log = get_logger(__name__)
@@ -135,10 +135,7 @@ class FrameServer:
                 self._plain_port = await self._listen_plain()
         except OSError as error:
             await self.close()
-            raise NetworkError(
-                f"cannot listen on {host or 'all addresses'} port {port}: {error.strerror or error}",
-                hint="choose another port, or 0 for any free one",
-            ) from error
+            raise cannot_listen(host, port, error) from error
 
     async def close(self) -> None:
         """Free the port at once, then close every link and HTTP connection; idempotent."""

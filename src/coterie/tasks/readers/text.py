@@ -20,7 +20,7 @@ def read_text(path: Path, encoding: str) -> str:
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror or error}", hint="check the path") from error
+        raise unreadable(path, error) from error
     if codec == "utf-8":
         if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
             raise DataError(f"{path}: is UTF-16 text", hint='save it as UTF-8, or say encoding = "utf-16"')
@@ -38,6 +38,11 @@ def read_text(path: Path, encoding: str) -> str:
         line = text.count("\n", 0, nul) + 1
         raise DataError(f"{path}:{line}: a NUL byte: the file is damaged or not text", hint="fetch the file again")
     return text
+
+
+def unreadable(path: Path, error: OSError) -> DataError:
+    """What is said of a file or folder that the system does not open."""
+    return DataError(f"{path}: cannot be read: {error.strerror or error}", hint="check the path")
 
 
 def split_lines(text: str) -> list[str]:
