@@ -9,8 +9,10 @@ from pathlib import Path
 import msgspec
 
 from coterie.api.quiet import QuietObserver
+from coterie.api.run_lock import hold_folder
 from coterie.checkpoint.export import ExportOptions, check_out_folder, export_model
 from coterie.checkpoint.model_card import CardFacts
+from coterie.checkpoint.names import checkpoint_folder
 from coterie.checkpoint.reading import Checkpoint
 from coterie.checkpoint.store import CheckpointStore
 from coterie.config.loading import load_recipe
@@ -19,8 +21,9 @@ from coterie.config.writing import recipe_to_toml
 from coterie.coordinator.bookkeeping import summary_json
 from coterie.coordinator.job import Job, prepare_job, short_name
 from coterie.coordinator.observer import RunObserver
-from coterie.coordinator.run import RunOutcome, TrainingRun, check_resumable, checkpoint_folder
-from coterie.errors import CheckpointError, StorageError, UsageError
+from coterie.coordinator.preflight import cannot_write, check_run_folder
+from coterie.coordinator.run import RunOutcome, TrainingRun, check_resumable
+from coterie.errors import CheckpointError
 from coterie.ids import RunId
 from coterie.local import LocalFront
 from coterie.metrics.events import EventLog, read_events
@@ -79,6 +82,11 @@ def train(recipe: Recipe, observer: RunObserver) -> FinetuneResult:
     Raises:
         CoterieError: The run ended early; checkpoints stay in the run folder.
     """
+    with hold_folder(Path(recipe.run.output)):
+        return _train(recipe, observer)
+
+
+def _train(recipe: Recipe, observer: RunObserver) -> FinetuneResult:
     folder = Path(recipe.run.output)
     checkpoint = _checkpoint_to_resume(recipe, folder)
     run_id = checkpoint.manifest.terms.run_id if checkpoint else _new_run_id()
@@ -147,21 +155,9 @@ def _refuse_finished(job: Job, checkpoint: Checkpoint, folder: Path) -> None:
 
 def _checkpoint_to_resume(recipe: Recipe, folder: Path) -> Checkpoint | None:
     """The checkpoint that a resumed run goes on from; a fresh run must not fall into an old one's folder."""
-    store = CheckpointStore(checkpoint_folder(recipe.run.output))
-    if recipe.run.resume:
-        checkpoint = store.latest()
-        if checkpoint is None:
-            raise CheckpointError(
-                f"{folder} holds no checkpoint to resume from",
-                hint="give the run's folder by --output, or drop --resume",
-            )
-        return checkpoint
-    if store.steps():
-        raise UsageError(
-            f"{folder} holds the checkpoints of an earlier run",
-            hint="continue it with --resume, or give this run a folder of its own with --output",
-        )
-    return None
+    check_run_folder(recipe)
+    store = CheckpointStore(checkpoint_folder(folder))
+    return store.latest() if recipe.run.resume else None
 
 
 def _sinks(recipe: Recipe, folder: Path) -> list[Sink]:
@@ -180,6 +176,4 @@ def _write(path: Path, content: bytes) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
     except OSError as error:
-        raise StorageError(
-            f"cannot write {path}: {error.strerror}", hint="choose another folder with --output"
-        ) from error
+        raise cannot_write(path, error) from error

@@ -42,8 +42,8 @@ from coterie.transport.stream_link import StreamLink
 log = get_logger(__name__)
 
 JOIN_POLL_S = 0.05
+NEWS_S = 0.5
 
-_RESUME = "continue with --resume"
 
 _RELAYED_KINDS = (HIDDEN, GRADIENT, TIED)
 """What workers say to each other: a worker cannot pass its own words off as the coordinator's."""
@@ -107,6 +107,7 @@ class Members:
         self._silence_limit_s = silence_limit_s
         self._state = ClusterState()
         self._events: asyncio.Queue[Event | CoterieError] = asyncio.Queue()
+        self._outside: CoterieError | None = None
         self._gathering = True
         self._closing = False
         self.by_id: dict[WorkerId, Member] = {}
@@ -219,7 +220,7 @@ class Members:
             case Failed():
                 self._lose(member, _reported(member, message))
             case Goodbye(reason=reason):
-                self._lose(member, WorkerLostError(f"{member.hello.name} left: {reason}", hint=_RESUME))
+                self._lose(member, WorkerLostError(f"{member.hello.name} left: {reason}"))
             case _:
                 self._events.put_nowait(Event(member, message, frame))
 
@@ -250,12 +251,17 @@ class Members:
             CoterieError: A worker failed, left or fell silent.
         """
         event = await self._events.get()
+        if isinstance(event, WorkerLostError):
+            # Who started the worker's process may know what its link cannot: how it ended, or what it said last.
+            await asyncio.sleep(NEWS_S)
+            raise self._outside or event
         if isinstance(event, CoterieError):
             raise event
         return event
 
     def post(self, error: CoterieError) -> None:
         """Let `wait_for` or `next_event` raise `error`: something outside has ended the run."""
+        self._outside = error
         self._events.put_nowait(error)
 
     def check_silence(self) -> None:
@@ -271,7 +277,7 @@ class Members:
             error = WorkerLostError(
                 f"{member.hello.name} has been silent for {command.silent_s:.0f} s "
                 f"(limit {self._silence_limit_s:.0f} s)",
-                hint=f"check the device and its network, then {_RESUME}",
+                hint="check the device and its network",
             )
             self._lose(member, error)
             member.link.abort(error)  # whoever waits to send to it must not wait on
@@ -313,7 +319,7 @@ def _reported(member: Member, message: Failed) -> CoterieError:
 
 
 def _lost(member: Member, why: str) -> WorkerLostError:
-    return WorkerLostError(f"{member.hello.name} is gone: {why}", hint=f"start the worker again and {_RESUME}")
+    return WorkerLostError(f"{member.hello.name} is gone: {why}", hint="start the worker again")
 
 
 async def _refuse(link: StreamLink, error: CoterieError) -> None:

@@ -3,7 +3,6 @@
 import asyncio
 import importlib.metadata
 import math
-from pathlib import Path
 
 import msgspec
 
@@ -61,8 +60,14 @@ class TrainingRun:
         """
         return await self.session.run(
             lambda: self._train(resume_from),
-            advice=lambda: "continue from the last checkpoint with --resume" if self._store.steps() else "",
+            advice=self._how_to_go_on,
         )
+
+    def _how_to_go_on(self) -> str:
+        steps = self._store.steps()
+        if not steps:
+            return ""
+        return f"the checkpoint of step {steps[-1]} of {self._job.total_steps} is kept: continue with --resume"
 
     async def _train(self, resume_from: Checkpoint | None) -> RunOutcome:
         session, clock = self.session, self.session.clock
@@ -210,8 +215,3 @@ def estimate(plan: Plan, steps: int) -> str:
 
 def _libraries() -> dict[str, str]:
     return {name: importlib.metadata.version(name) for name in ("coterie", "torch", "transformers", "peft")}
-
-
-def checkpoint_folder(output: str) -> Path:
-    """Where a run keeps its checkpoints."""
-    return Path(output) / "checkpoints"

@@ -18,7 +18,7 @@ from coterie.coordinator.observer import RunObserver
 from coterie.coordinator.planning import make_job_plan
 from coterie.coordinator.shards import ShardSource, send_stage
 from coterie.coordinator.stopping import StopRequests
-from coterie.errors import CoterieError, InterruptedRunError, ProtocolError
+from coterie.errors import CoterieError, InterruptedRunError, ProtocolError, WorkerLostError
 from coterie.ids import WorkerId
 from coterie.metrics.records import FaultRecord
 from coterie.planner.plan import Plan
@@ -61,7 +61,9 @@ class Session:
                 loop.call_soon_threadsafe(self.members.post, error)
 
     async def run(self, work: Callable[[], Awaitable[_T]], *, advice: Callable[[], str] = lambda: "") -> _T:
-        """Open the port, do the work, and tell every worker goodbye, whatever happened; `advice()` is for who stops it.
+        """Open the port, do the work, and tell every worker goodbye, whatever happened.
+
+        `advice()` says how to go on after a stop or a lost worker.
 
         Raises:
             InterruptedRunError: A stop was requested.
@@ -78,6 +80,8 @@ class Session:
                 return await work()
         except CoterieError as error:
             farewell = error.message
+            if isinstance(error, WorkerLostError):
+                error.hint = "; ".join(filter(None, (error.hint, advice())))
             self._observer.record(FaultRecord(slug=error.slug, message=error.message))
             raise
         except asyncio.CancelledError:

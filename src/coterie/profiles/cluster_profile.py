@@ -8,6 +8,14 @@ from coterie.ids import WorkerId
 
 DeviceType = Literal["cpu", "cuda", "mps", "xpu"]
 
+RESERVE_PERCENT = 5
+"""Part of a device's budget that no plan uses: a prediction may be that far off, and so may other programs' needs."""
+
+
+def plannable_bytes(budget_bytes: int) -> int:
+    """What a plan may use of a budget."""
+    return budget_bytes - budget_bytes * RESERVE_PERCENT // 100
+
 
 class UnitTiming(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds of one kind of unit on one device at `typical_tokens`, affine in the rows of a micro-batch."""

@@ -6,7 +6,7 @@ from itertools import permutations
 import msgspec
 
 from coterie.ids import WorkerId
-from coterie.profiles.cluster_profile import ClusterProfile, DeviceProfile, LinkProfile, UnitTiming
+from coterie.profiles.cluster_profile import ClusterProfile, DeviceProfile, LinkProfile, UnitTiming, plannable_bytes
 
 
 class HypotheticalDevice(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,7 +51,7 @@ def _scaled(device: HypotheticalDevice, measured: DeviceProfile) -> DeviceProfil
         measured,
         worker=WorkerId(device.name),
         name=device.name,
-        memory_bytes=measured.memory_bytes if device.memory_bytes is None else device.memory_bytes,
+        memory_bytes=measured.memory_bytes if device.memory_bytes is None else plannable_bytes(device.memory_bytes),
         timings=tuple(_slowed(timing, device.speed) for timing in measured.timings),
         flops_per_s=measured.flops_per_s * device.speed,
         update_bytes_per_s=measured.update_bytes_per_s * device.speed,

@@ -11,13 +11,10 @@ from coterie.measure.cached import keep, refreshed_device_profile
 from coterie.measure.device_profile import profile_device
 from coterie.measure.keys import device_profile_key
 from coterie.profiles.cache import ProfileCache
-from coterie.profiles.cluster_profile import DeviceProfile, DeviceType
+from coterie.profiles.cluster_profile import DeviceProfile, DeviceType, plannable_bytes
 from coterie.worker.settings import WorkerSettings
 
 log = get_logger(__name__)
-
-RESERVE_PERCENT = 5
-"""Part of the budget that no plan uses: a prediction may be that far off, and so may other programs' needs."""
 
 
 def require_device(device_type: DeviceType) -> None:
@@ -35,11 +32,6 @@ def require_device(device_type: DeviceType) -> None:
             f"torch finds no {device_type} device on this machine (it has {', '.join(present)})",
             hint="`coterie doctor` says what is there; a build of torch for another device may be installed",
         )
-
-
-def plannable_bytes(budget_bytes: int) -> int:
-    """What a plan may use of a budget."""
-    return budget_bytes - budget_bytes * RESERVE_PERCENT // 100
 
 
 def measured_device(settings: WorkerSettings, request: ProfileRequest, worker: WorkerId) -> DeviceProfile:

@@ -51,7 +51,8 @@ from coterie.logs import get_logger
 from coterie.measure.allocator import use_one_arena
 from coterie.measure.budget import memory_budget
 from coterie.measure.process_memory import current_rss_bytes, limit_memory
-from coterie.profiles.cluster_profile import LinkProfile
+from coterie.planner.explain import name_units
+from coterie.profiles.cluster_profile import RESERVE_PERCENT, LinkProfile, plannable_bytes
 from coterie.tensors.codecs import decode
 from coterie.transport.addresses import own_addresses
 from coterie.transport.connect import connect
@@ -60,7 +61,7 @@ from coterie.transport.join_link import JoinLink
 from coterie.transport.server import FrameServer
 from coterie.transport.stream_link import StreamLink
 from coterie.units import MIB, format_bytes
-from coterie.worker.device import RESERVE_PERCENT, measured_device, plannable_bytes, require_device
+from coterie.worker.device import measured_device, require_device
 from coterie.worker.host import host_id, is_local
 from coterie.worker.last_words import explained, failed
 from coterie.worker.mailbox import Mailbox
@@ -246,7 +247,8 @@ class WorkerProgram:
         self._assign = assign
         self._units_missing = set(range(place.first_unit, place.stop_unit))
         self._tensors = {}
-        self._say(f"stage {assign.stage} of {len(assign.plan.stages)}: units {place.first_unit}-{place.stop_unit - 1}")
+        layers = name_units(place.first_unit, place.stop_unit, assign.plan.units)
+        self._say(f"stage {assign.stage} of {len(assign.plan.stages)}: {layers}")
 
     async def _take_weights(self, frame: Frame) -> None:
         body = unpack(frame.header.body)

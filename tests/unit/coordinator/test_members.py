@@ -153,7 +153,19 @@ def test_a_broken_link_is_a_lost_worker_with_its_name(at_table):
         link.abort()
         with pytest.raises(WorkerLostError, match="old-laptop is gone") as caught:
             await table.members.next_event()
-        assert "--resume" in caught.value.hint
+        assert "start the worker again" in caught.value.hint
+
+    at_table(test)
+
+
+def test_who_knows_more_about_a_lost_worker_is_heard(at_table):
+    async def test(table):
+        link, _ = await table.join("old-laptop")
+        await table.members.wait_for(1, 1.0)
+        link.abort()
+        asyncio.get_running_loop().call_later(0.1, table.members.post, WorkerLostError("killed by signal 9"))
+        with pytest.raises(WorkerLostError, match="signal 9"):
+            await table.members.next_event()
 
     at_table(test)
 

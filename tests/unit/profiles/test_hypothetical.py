@@ -22,10 +22,10 @@ MEASURED = DeviceProfile(
 )
 
 
-def test_a_device_is_this_machine_scaled() -> None:
+def test_a_device_is_this_machine_scaled_and_keeps_a_reserve_as_a_worker_does() -> None:
     half = HypotheticalDevice(name="half", memory_bytes=500, speed=0.5)
     (device,) = hypothetical_cluster((half,), MEASURED, None).devices
-    assert (device.worker, device.name, device.memory_bytes, device.base_bytes) == ("half", "half", 500, 100)
+    assert (device.worker, device.name, device.memory_bytes, device.base_bytes) == ("half", "half", 475, 100)
     assert device.timings[0].forward_s(3) == pytest.approx(2 * MEASURED.timings[0].forward_s(3))
     assert device.timings[0].backward_s(3) == pytest.approx(2 * MEASURED.timings[0].backward_s(3))
     assert (device.flops_per_s, device.update_bytes_per_s) == (5e8, 5e7)
