@@ -24,6 +24,18 @@ def parse_bytes(text: str) -> int:
     return int(float(number) * (1024 if binary else 1000) ** _POWERS[prefix.lower()])
 
 
+def parse_memory(text: str) -> int:
+    """Bytes of a worker's memory: a size, but a small number without a unit is a unit forgotten, not bytes.
+
+    Raises:
+        ValueError: The text is not a size, or no process fits into it because its unit is absent.
+    """
+    size = parse_bytes(text)
+    if 0 < size < MIB and text.strip().isdecimal():
+        raise ValueError(f"{text.strip()!r} would be {size} bytes; did you mean {text.strip()}MiB?")
+    return size
+
+
 def parse_rate(text: str) -> float:
     """Bytes per second of a link's rate such as `100Mbit/s`, or `12MB/s` and `12MiB/s`.
 

@@ -1,6 +1,6 @@
 import pytest
 
-from coterie.units import counted, format_rate, parse_rate, parse_seconds
+from coterie.units import counted, format_rate, parse_memory, parse_rate, parse_seconds
 
 
 @pytest.mark.parametrize(
@@ -54,3 +54,9 @@ def test_rates_are_shown_without_powers_of_ten(bytes_per_s: float, text: str) ->
 def test_a_number_and_its_noun_agree() -> None:
     assert [counted(n, "stage") for n in (0, 1, 2)] == ["0 stages", "1 stage", "2 stages"]
     assert [counted(n, "address", "addresses") for n in (1, 3)] == ["1 address", "3 addresses"]
+
+
+def test_a_memory_without_a_unit_is_no_handful_of_bytes() -> None:
+    with pytest.raises(ValueError, match="'600' would be 600 bytes; did you mean 600MiB"):
+        parse_memory("600")
+    assert [parse_memory(text) for text in ("0", "600MiB", "512 KiB", "1048576")] == [0, 600 << 20, 512 << 10, 1 << 20]

@@ -5,7 +5,7 @@ import re
 from typing import TYPE_CHECKING
 
 from coterie.errors import UsageError
-from coterie.units import parse_bytes, parse_rate, parse_seconds
+from coterie.units import parse_memory, parse_rate, parse_seconds
 
 if TYPE_CHECKING:
     from coterie.profiles.hypothetical import EvenLinks, HypotheticalDevice
@@ -77,7 +77,7 @@ def _device(text: str, number: int) -> "HypotheticalDevice":
     if not _NAME.fullmatch(name):
         raise UsageError(f"--device {text}: a name has letters, digits, dots and dashes", hint=_HINT)
     try:
-        memory = parse_bytes(pairs["memory"]) if "memory" in pairs else None
+        memory = parse_memory(pairs["memory"]) if "memory" in pairs else None
         speed = float(pairs.get("speed", "1"))
     except ValueError as error:
         raise UsageError(f"--device {text}: {error}", hint=_HINT) from error

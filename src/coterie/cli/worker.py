@@ -7,7 +7,7 @@ import platform
 from coterie.cli.parser import Parser
 from coterie.errors import UsageError
 from coterie.local import JOIN_LINK_VARIABLE
-from coterie.units import parse_bytes
+from coterie.units import parse_memory
 from coterie.worker.settings import WorkerSettings
 
 
@@ -68,7 +68,7 @@ def _memory(text: str | None) -> int | None:
     if text is None:
         return None
     try:
-        return parse_bytes(text)
+        return parse_memory(text)
     except ValueError as error:
         raise UsageError(f"--memory: {error}", hint="write a size such as 600MiB") from error
 

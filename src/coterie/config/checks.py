@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import msgspec
 
 from coterie.config.recipe import Recipe, TrainSection
-from coterie.units import counted, parse_bytes
+from coterie.units import counted, parse_memory
 
 
 class Contradiction(msgspec.Struct, frozen=True, kw_only=True):
@@ -116,7 +116,7 @@ def _local_workers(recipe: Recipe) -> Iterator[Contradiction]:
         path = f"cluster.local_workers[{index}]"
         if worker.memory is not None:
             try:
-                if parse_bytes(worker.memory) == 0:
+                if parse_memory(worker.memory) == 0:
                     yield Contradiction(key=f"{path}.memory", text="is 0; leave it out for no limit")
             except ValueError as error:
                 yield Contradiction(key=f"{path}.memory", text=f"is wrong: {error}")

@@ -8,6 +8,9 @@ import msgspec
 
 from coterie.config.recipe import Recipe
 
+LOCAL_WORKERS = "cluster.local_workers"
+"""The one field that is a list of tables."""
+
 
 class RecipeField(msgspec.Struct, frozen=True, kw_only=True):
     """One field of one section.

@@ -4,7 +4,15 @@ import argparse
 import typing
 from collections.abc import Collection
 
-from coterie.config.fields import RecipeField, choices, default_text, plain_type, recipe_fields, section_structs
+from coterie.config.fields import (
+    LOCAL_WORKERS,
+    RecipeField,
+    choices,
+    default_text,
+    plain_type,
+    recipe_fields,
+    section_structs,
+)
 
 _DEST = "recipe:"
 
@@ -31,11 +39,22 @@ def add_recipe_flags(
 
 def overrides_from(args: argparse.Namespace) -> dict[str, object]:
     """What the flags of `add_recipe_flags` gave, by dotted key, for `load_recipe`."""
-    return {
+    lists = {field.key for field in recipe_fields() if _is_list(field) and field.key != LOCAL_WORKERS}
+    given = {
         name.removeprefix(_DEST): value
         for name, value in vars(args).items()
         if name.startswith(_DEST) and value is not None
     }
+    return {key: _split(value) if key in lists else value for key, value in given.items()}
+
+
+def _is_list(field: RecipeField) -> bool:
+    return typing.get_origin(plain_type(field.type)) is tuple
+
+
+def _split(values: list[str]) -> list[str]:
+    """`--cuts 3,5` is `--cuts 3 --cuts 5`."""
+    return [part.strip() for value in values for part in value.split(",")]
 
 
 def _add_flag(group: argparse._ArgumentGroup, field: RecipeField) -> None:
@@ -44,9 +63,10 @@ def _add_flag(group: argparse._ArgumentGroup, field: RecipeField) -> None:
     dest = _DEST + field.key
     if options is bool:
         group.add_argument(field.flag, dest=dest, action=argparse.BooleanOptionalAction, default=None, help=text)
-    elif typing.get_origin(options) is tuple:
+    elif _is_list(field):
         # Once per value: a flag that swallows several words would swallow the recipe's path too.
-        group.add_argument(field.flag, dest=dest, action="append", metavar=_metavar(field), help=f"{text} Repeatable.")
+        more = "Repeatable." if field.key == LOCAL_WORKERS else "Repeatable, or with commas between values."
+        group.add_argument(field.flag, dest=dest, action="append", metavar=_metavar(field), help=f"{text} {more}")
     else:
         group.add_argument(field.flag, dest=dest, metavar=_metavar(field), help=text)
 

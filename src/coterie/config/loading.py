@@ -12,13 +12,21 @@ from typing import Any
 import msgspec
 
 from coterie.config.checks import contradictions
-from coterie.config.fields import RecipeField, choices, recipe_fields, section_structs, struct_fields
+from coterie.config.fields import (
+    LOCAL_WORKERS,
+    RecipeField,
+    choices,
+    plain_type,
+    recipe_fields,
+    section_structs,
+    struct_fields,
+)
 from coterie.config.lines import key_lines
 from coterie.config.recipe import LocalWorker, Recipe
 from coterie.errors import RecipeError
 
-LOCAL_WORKERS = "cluster.local_workers"
 _NAME_OR_NUMBER = {"data.text_column", "data.label_column"}
+_UNQUOTED: Mapping[object, str] = {int: "a whole number", float: "a number", bool: "true or false"}
 _INTEGER = re.compile(r"[+-]?\d+")
 _HINT = "`coterie train --help` and docs/reference/recipe.md list every key"
 
@@ -85,18 +93,26 @@ def _read(path: Path) -> str:
         return path.read_text(encoding="utf-8-sig")
     except OSError as error:
         reason = error.strerror or str(error)
-        raise RecipeError(f"cannot read the recipe {path}: {reason}", hint="give the path of a TOML file") from error
+        hint = _perhaps_data(path) or "give the path of a TOML file"
+        raise RecipeError(f"cannot read the recipe {path}: {reason}", hint=hint) from error
     except UnicodeDecodeError as error:
-        raise RecipeError(
-            f"{path} is not UTF-8 text (byte {error.start})", hint="a recipe is a TOML text file; save it as UTF-8"
-        ) from error
+        hint = _perhaps_data(path) or "a recipe is a TOML text file; save it as UTF-8"
+        raise RecipeError(f"{path} is not UTF-8 text (byte {error.start})", hint=hint) from error
+
+
+def _perhaps_data(path: Path | None) -> str:
+    """A hint for who gave the data where the recipe stands; empty if the name is that of a recipe."""
+    if path is None or path.suffix.lower() == ".toml":
+        return ""
+    return f"did you mean --train {path}? A recipe is a TOML file, and flags can say all that it says"
 
 
 def _parse(text: str, path: Path | None) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise RecipeError(f"{path} is not TOML: {error}", hint="see https://toml.io for the format") from error
+        hint = _perhaps_data(path) or "see https://toml.io for the format"
+        raise RecipeError(f"{path} is not TOML: {error}", hint=hint) from error
 
 
 def _override(
@@ -166,7 +182,7 @@ def _check_table(
             try:
                 good[name] = _convert(value, field, from_flag=key in overridden)
             except msgspec.ValidationError as error:
-                report.add(key, f"is {_shown(value)}: {_explained(error, field)}")
+                report.add(key, f"is {_shown(value)}: {_explained(error, field, from_flag=key in overridden)}")
     return good
 
 
@@ -238,9 +254,14 @@ def _shown(value: object) -> str:
     return text if len(text) <= 60 else text[:57] + "…"
 
 
-def _explained(error: msgspec.ValidationError, field: RecipeField) -> str:
+def _explained(error: msgspec.ValidationError, field: RecipeField, *, from_flag: bool) -> str:
     """The library's sentence in the middle of ours, without its marks; for a choice between words, the words."""
     if words := choices(field.type):
         return f"expected {' or '.join(words)}"
     text = str(error).split(" - at `")[0].replace("`", "")
+    if plain_type(field.type) is str and text.endswith((", got int", ", got float")):
+        return "expected text, in quotes"
+    kind = _UNQUOTED.get(plain_type(field.type))
+    if kind is not None and text.endswith(", got str"):
+        return f"expected {kind}" if from_flag else f"expected {kind} without quotes"
     return text[:1].lower() + text[1:]

@@ -219,8 +219,8 @@ class ClusterSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     local_workers: Annotated[
         tuple[LocalWorker, ...],
         Meta(
-            description="Workers that are started on this machine, as tables with the fields below. As a flag: "
-            "`--local-worker memory=600MiB,speed=0.5`, once per worker.",
+            description="Workers that are started on this machine, each with `name`, `memory`, `speed`, `threads` and "
+            "`device`, none of them required. As a flag, once per worker: `--local-worker memory=800MiB,speed=0.5`.",
             extra={"flag": "local-worker"},
         ),
     ] = ()
@@ -232,6 +232,12 @@ class ClusterSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         ),
     ] = None
     port: Annotated[int, Meta(ge=0, le=65535, description="Port to listen on; 0 takes any free one.")] = 0
+    measure_again: Annotated[
+        bool,
+        Meta(
+            description="Measure every device anew instead of using the speeds that its worker has kept from earlier."
+        ),
+    ] = False
     join_timeout_s: Annotated[float, Meta(gt=0, description="Seconds to wait for the workers to join.")] = 600.0
     heartbeat_s: Annotated[float, Meta(gt=0, description="Seconds between a worker's signs of life.")] = 2.0
     heartbeat_timeout_s: Annotated[

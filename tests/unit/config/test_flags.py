@@ -36,6 +36,12 @@ def test_lists_are_repeated_flags(parser):
     assert recipe.train.freeze == ("embeddings",)
 
 
+def test_lists_may_be_given_with_commas_but_a_worker_s_commas_are_its_own(parser):
+    words = ["--cuts", "2,4", "--cuts=6", "--local-worker", "speed=0.5,memory=600MiB"]
+    given = overrides_from(parser.parse_args(words))
+    assert given == {"plan.cuts": ["2", "4", "6"], "cluster.local_workers": ["speed=0.5,memory=600MiB"]}
+
+
 def test_help_shows_description_choices_and_default(parser):
     text = " ".join(parser.format_help().split())
     assert "--schedule {flush,gpipe,stash,2bw}" in text

@@ -91,10 +91,51 @@ sped = 1
         "line 7: train.epochs is 0: expected int >= 1",
         "line 8: there is no key 'objective' in [train]; it belongs into [plan]",
         "line 9: train.schedule is 'flus': expected flush or gpipe or stash or 2bw",
-        "line 10: train.learning_rate is 'fast': expected float, got str",
+        "line 10: train.learning_rate is 'fast': expected a number without quotes",
         "line 11: there is no section [stuff]",
         "line 13: there is no key 'sped' in [cluster.local_workers[0]]; did you mean 'speed'?",
     ]
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ('learning_rate = "1e-4"', "train.learning_rate is '1e-4': expected a number without quotes"),
+        ('epochs = "3"', "train.epochs is '3': expected a whole number without quotes"),
+        ('group_by_length = "yes"', "train.group_by_length is 'yes': expected true or false without quotes"),
+    ],
+)
+def test_a_quoted_number_is_told_to_lose_its_quotes(tmp_path, line, expected):
+    text = f'[model]\nname = "m"\n[data]\ntrain = "t"\n[train]\n{line}\n'
+    assert mistakes(write(tmp_path, text)) == [f"line 6: {expected}"]
+
+
+def test_a_word_for_a_number_on_the_command_line_has_no_quotes_to_lose():
+    assert mistakes(None, MINIMAL | {"epochs": "three"}) == ["--epochs: is 'three': expected a whole number"]
+
+
+def test_a_memory_without_quotes_or_unit_is_refused_with_what_was_meant(tmp_path):
+    start = '[model]\nname = "m"\n[data]\ntrain = "t"\n[[cluster.local_workers]]\n'
+    (bare,) = mistakes(write(tmp_path, start + "memory = 600\n"))
+    assert bare.endswith("memory is 600: expected text, in quotes")
+    (unitless,) = mistakes(write(tmp_path, start + 'memory = "600"\n'))
+    assert unitless.endswith("memory is wrong: '600' would be 600 bytes; did you mean 600MiB?")
+    assert (
+        load_recipe(write(tmp_path, start + 'memory = "838860800"\n')).cluster.local_workers[0].memory_bytes
+        == 800 << 20
+    )
+
+
+def test_data_in_the_recipe_s_place_are_recognized(tmp_path):
+    data = tmp_path / "train.conll"
+    data.write_text("Ada\tB-PER\n")
+    for path in (data, tmp_path, tmp_path / "absent.conll"):
+        with pytest.raises(RecipeError) as refused:
+            load_recipe(path)
+        assert refused.value.hint.startswith(f"did you mean --train {path}?")
+    with pytest.raises(RecipeError) as refused:
+        load_recipe(tmp_path / "absent.toml")
+    assert "--train" not in refused.value.hint
 
 
 def test_missing_keys_name_the_flag_that_gives_them():
@@ -176,7 +217,7 @@ class TestOverrides:
 
     def test_mistakes_name_the_flag_and_overrule_the_files_line(self, tmp_path):
         path = write(tmp_path, '[model]\nname = "m"\n[data]\ntrain = "t"\n[train]\nepochs = 9\n')
-        assert mistakes(path, {"epochs": "many"}) == ["--epochs: is 'many': expected int, got str"]
+        assert mistakes(path, {"epochs": "many"}) == ["--epochs: is 'many': expected a whole number"]
 
     def test_an_unknown_option_gets_a_suggestion(self):
         assert mistakes(None, MINIMAL | {"epoch": 3}) == ["there is no option 'epoch'; did you mean 'epochs'?"]
