@@ -183,7 +183,7 @@ def test_wrong_wishes_are_named(answer, full_run, flags, code, message):
 
 
 def test_a_folder_without_a_run_is_named(answer, tmp_path):
-    assert answer("export", tmp_path / "nowhere")[0] == 2
+    assert answer("export", tmp_path / "nowhere")[0] == 12
     code, found = answer("export", tmp_path)
     assert code == 12
     assert "holds no checkpoints" in found["error"]["message"]

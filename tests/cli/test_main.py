@@ -88,6 +88,25 @@ def test_a_wrong_command_line_names_the_nearest_right_one(words, message, capsys
     assert error[1].startswith("try: `coterie")
 
 
+@pytest.mark.parametrize("words", [[], ["sing"]])
+def test_who_names_no_verb_is_told_the_verbs(words, capsys):
+    assert cli.main(words) == 2
+    hint = capsys.readouterr().err.splitlines()[1]
+    assert all(verb in hint for verb in cli.build_parser().verbs)
+
+
+@pytest.mark.parametrize("verb", ["verify", "export"])
+def test_a_folder_that_is_no_run_s_is_the_same_mistake_for_every_verb(verb, tmp_path, capsys):
+    assert cli.main([verb, str(tmp_path / "nope")]) == 12
+    assert capsys.readouterr().err.splitlines()[1] == "try: give the folder of a run, such as runs/latest"
+
+
+def test_a_worker_s_memory_needs_a_unit(capsys):
+    link = f"coterie://127.0.0.1:1/?fp={'a' * 64}#{'t' * 16}"
+    assert cli.main(["worker", link, "--memory", "600"]) == 2
+    assert "did you mean 600MiB?" in capsys.readouterr().err
+
+
 def test_usage_errors_are_json_too(capsys):
     assert cli.main(["doctor", "--json", "--nonsense"]) == 2
     shown = json.loads(capsys.readouterr().out)

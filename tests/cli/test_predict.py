@@ -75,8 +75,9 @@ def test_words_beyond_the_context_are_outside(answer, tagger):
 
 def test_an_unknown_suffix_is_refused_before_the_model_is_read(answer, tmp_path):
     code, found = answer("predict", tmp_path / "nowhere", "--text", "a", "--output", "answers.xml")
-    assert code == 4
+    assert code == 2
     assert "answers.xml" in found["error"]["message"]
+    assert found["error"]["hint"] == "end it in .conll or .jsonl or .csv"
 
 
 def test_data_and_text_exclude_each_other(answer, tagger):

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from coterie.checkpoint.reading import Checkpoint
     from coterie.checkpoint.store import CheckpointStore
 
+FOLDER_HINT = "give the folder of a run, such as runs/latest"
 DTYPES = ("float32", "bfloat16", "float16")
 
 
@@ -39,7 +40,7 @@ def add_parser(verbs: "argparse._SubParsersAction[Parser]") -> Parser:
 def run(args: argparse.Namespace) -> int:
     """Export and say where to."""
     if not args.folder.is_dir():
-        raise UsageError(f"there is no folder {args.folder}", hint="give the folder of a run (run.output)")
+        raise CheckpointError(f"there is no folder {args.folder}", hint=FOLDER_HINT)
     from coterie.checkpoint.store import CheckpointStore  # noqa: PLC0415 - imports torch: seconds
 
     store = CheckpointStore(args.folder / "checkpoints")
@@ -67,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
 def _chosen(store: "CheckpointStore", args: argparse.Namespace) -> "Checkpoint":
     steps = store.steps()
     if not steps:
-        raise CheckpointError(f"{args.folder} holds no checkpoints", hint="give the folder of a run (run.output)")
+        raise CheckpointError(f"{args.folder} holds no checkpoints", hint=FOLDER_HINT)
     if args.step is not None and args.step not in steps:
         raise CheckpointError(
             f"{args.folder} holds no checkpoint of step {args.step}; it has {', '.join(map(str, steps))}",

@@ -25,6 +25,8 @@ class Parser(argparse.ArgumentParser):
         Raises:
             UsageError: Always.
         """
+        if self.verbs:
+            raise UsageError(message, hint=f"`{self.prog} --help`; the verbs are {', '.join(self.verbs)}")
         raise UsageError(message, hint=f"`{self.prog} --help` lists what is possible")
 
     def parse(self, words: Sequence[str]) -> argparse.Namespace:

@@ -33,7 +33,10 @@ def run(args: argparse.Namespace) -> int:
 
     recipe_file = args.folder / "recipe.toml"
     if not recipe_file.is_file():
-        raise CheckpointError(f"{args.folder} is not the folder of a run: it has no recipe.toml", hint="see run.output")
+        raise CheckpointError(
+            f"{args.folder} is not the folder of a run: it has no recipe.toml",
+            hint="give the folder of a run, such as runs/latest",
+        )
     recipe = load_recipe(recipe_file)
     import torch  # noqa: PLC0415 - seconds to import, after the recipe has been checked
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from coterie.errors import DataError, StorageError
+from coterie.errors import DataError, StorageError, UsageError
 from coterie.tasks.examples import TaggedSentence
 
 
@@ -55,17 +55,18 @@ def check_suffix(path: Path) -> None:
     """Refuse a file name that says no known format, before any work is done for it.
 
     Raises:
-        DataError: The name ends in no known suffix.
+        UsageError: The name ends in no known suffix.
     """
     if path.suffix.lower() not in _WRITERS:
-        raise DataError(f"{path}: no format is known by this name", hint=f"end it in {', '.join(_WRITERS)}")
+        raise UsageError(f"no format is known by the name {path}", hint=f"end it in {' or '.join(_WRITERS)}")
 
 
 def write_sentences(path: Path, sentences: Sequence[TaggedSentence]) -> None:
     """Write tagged sentences in the format that the file's name says.
 
     Raises:
-        DataError: The name ends in no known suffix, or a word cannot be written in this format.
+        UsageError: The name ends in no known suffix.
+        DataError: A word cannot be written in this format.
         StorageError: The file cannot be written.
     """
     check_suffix(path)
