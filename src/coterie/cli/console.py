@@ -32,11 +32,18 @@ class ConsoleObserver:
 
     def planned(self, plan: "Plan", explanation: str, steps: int) -> None:
         """Print the plan and begin the live display."""
+        from coterie.planner.explain import name_units  # noqa: PLC0415 - loads numpy; there is a plan, so it is loaded
+
         self.notice("")
         self.notice(explanation)
         self.notice(f"{steps} steps, about {format_seconds(plan.predicted_step_s * steps)}\n")
         devices = tuple(
-            DeviceLine(stage.worker, stage.device_name, stage.memory_limit, f"{stage.first_unit}-{stage.stop_unit - 1}")
+            DeviceLine(
+                stage.worker,
+                stage.device_name,
+                stage.memory_limit,
+                name_units(stage.first_unit, stage.stop_unit, plan.units),
+            )
             for stage in plan.stages
         )
         self._display = ProgressDisplay(steps, devices, stream=self._stream)

@@ -177,7 +177,7 @@ class StageExecutor:
         if not math.isfinite(value):
             raise NonFiniteLossError(
                 f"the loss of step {batch.step}, micro-batch {batch.micro_batch} is {value}",
-                hint="lower the learning rate or clip gradients (max_grad_norm); the last checkpoint is kept",
+                hint="lower the learning rate or clip gradients (max_grad_norm); if there is a checkpoint, it is kept",
                 step=batch.step,
                 micro_batch=batch.micro_batch,
             )
@@ -243,7 +243,7 @@ class StageExecutor:
         if not math.isfinite(squared):
             raise NonFiniteLossError(
                 f"the gradient norm of step {step}, micro-batch {action.micro_batch} is {math.sqrt(abs(squared))}",
-                hint="lower the learning rate; the last checkpoint is kept",
+                hint="lower the learning rate; if there is a checkpoint, it is kept",
                 step=step,
             )
         tally.learning_rate = spec.learning_rate_at(tally.update_samples)
