@@ -46,12 +46,18 @@ def model_card(manifest: Manifest, facts: CardFacts, *, base_name: str, adapter:
         ("seed", str(terms.seed)),
         ("last loss", f"{manifest.loss_tail[-1]:.4f}" if manifest.loss_tail else "not recorded"),
         *((name, f"{value:.4g}") for name, value in sorted(facts.metrics.items())),
-        ("written by", ", ".join([f"coterie {__version__}", *(f"{k} {v}" for k, v in manifest.libraries.items())])),
+        ("written by", ", ".join(f"{k} {v}" for k, v in {"coterie": __version__, **manifest.libraries}.items())),
     ]
     table = ["| | |", "|---|---|", *(f"| {name} | {_cell(value)} |" for name, value in rows)]
     usage = _adapter_usage(terms.model.auto_class, base_name) if adapter else _usage(terms.model.auto_class)
-    title = f"# {_cell(base_name.rstrip('/').rpartition('/')[2])}, fine-tuned"
+    title = f"# {_cell(_title(base_name))}, fine-tuned"
     return "\n".join([*header, "", title, "", *table, "", "```python", *usage, "```", ""])
+
+
+def _title(base_name: str) -> str:
+    """What people call the base model: the end of its name, or of its folder's path unless that says nothing."""
+    parts = [part for part in base_name.split("/") if part]
+    return next((part for part in reversed(parts) if part != "model"), base_name)
 
 
 def _method(manifest: Manifest) -> str:
