@@ -45,7 +45,9 @@ def measure_facts(recipe: Recipe, observer: RunObserver) -> PlanFacts:
     Raises:
         CoterieError: Model, data or recipe are not usable.
     """
-    alone = ClusterSection(local_workers=(LocalWorker(name="this machine"),))
+    alone = ClusterSection(
+        local_workers=(LocalWorker(name="this machine"),), measure_again=recipe.cluster.measure_again
+    )
     job = _job(msgspec.structs.replace(recipe, cluster=alone), observer)
     cluster: ClusterProfile = _with_workers(job, observer, lambda session: session.measure())
     facts = PlanFacts(model=job.model_profile, device=cluster.devices[0], steps=job.total_steps)

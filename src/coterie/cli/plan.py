@@ -66,17 +66,22 @@ def _imagined(
     args: argparse.Namespace,
 ) -> "tuple[Plan, str, int]":
     """A plan for described devices; needs no torch where the facts are known."""
-    from coterie.coordinator.plan_facts import known_facts  # noqa: PLC0415 - see cli.main
+    from coterie.cli.console import PlainConsole  # noqa: PLC0415 - see cli.main
+    from coterie.clock import SystemClock  # noqa: PLC0415
+    from coterie.coordinator.kept import kept_note  # noqa: PLC0415
+    from coterie.coordinator.plan_facts import known_facts  # noqa: PLC0415
     from coterie.coordinator.planning import plan_request  # noqa: PLC0415
     from coterie.planner import explain, make_plan  # noqa: PLC0415
     from coterie.profiles.hypothetical import hypothetical_cluster  # noqa: PLC0415
 
-    facts = known_facts(recipe)
+    facts = None if recipe.cluster.measure_again else known_facts(recipe)
+    console = PlainConsole(as_json=args.json)
     if facts is None:
         from coterie import api  # noqa: PLC0415 - imports torch: seconds
-        from coterie.cli.console import PlainConsole  # noqa: PLC0415
 
-        facts = api.measure_facts(recipe, PlainConsole(as_json=args.json))
+        facts = api.measure_facts(recipe, console)
+    elif facts.device.measured_at_s:
+        console.notice(kept_note("this machine", facts.device, SystemClock().wall() - facts.device.measured_at_s))
     request = plan_request(recipe, facts.model, hypothetical_cluster(devices, facts.device, links))
     plan = make_plan(request)
     return plan, explain(plan, request), facts.steps

@@ -87,17 +87,19 @@ class Refused(Message, frozen=True, kw_only=True):
 
 
 class ProfileRequest(Message, frozen=True, kw_only=True):
-    """Measure the device on this model at these row counts."""
+    """Measure the device on this model at these row counts; `again`: even if its worker has kept earlier figures."""
 
     spec: ModelSpec
     model: ModelProfile
     rows: tuple[int, int]
+    again: bool = False
 
 
 class Profiled(Message, frozen=True, kw_only=True):
-    """What the worker measured."""
+    """What the worker measured, `age_s` seconds ago by its own clock; 0: just now."""
 
     profile: DeviceProfile
+    age_s: float = 0.0
 
 
 class PeerAddress(Message, frozen=True, kw_only=True):

@@ -4,19 +4,16 @@ import secrets
 from typing import TypeVar
 
 from coterie.cluster.messages import LinksMeasured, MeasureLinks, Message, PeerAddress, Profiled, ProfileRequest
+from coterie.coordinator.kept import TAKES, kept_note
 from coterie.coordinator.members import Member, Members
 from coterie.coordinator.observer import RunObserver
 from coterie.errors import ProtocolError
-from coterie.jobs.model_spec import ModelSpec
 from coterie.profiles.cluster_profile import ClusterProfile, DeviceProfile, LinkProfile
-from coterie.profiles.model_profile import ModelProfile
 
 _Answer = TypeVar("_Answer", bound=Message)
 
 
-async def measure_cluster(
-    members: Members, spec: ModelSpec, model: ModelProfile, rows: tuple[int, int], observer: RunObserver
-) -> ClusterProfile:
+async def measure_cluster(members: Members, request: ProfileRequest, observer: RunObserver) -> ClusterProfile:
     """Profiles of all devices and of the links between them.
 
     A pair of workers without a direct link is left out of `links`: its frames go through the coordinator.
@@ -28,9 +25,12 @@ async def measure_cluster(
     joined = sorted(members.by_id.values(), key=lambda member: member.hello.name)
     devices: list[DeviceProfile] = []
     for member in joined:
-        observer.notice(f"measuring {member.hello.name}")
-        await member.send(ProfileRequest(spec=spec, model=model, rows=rows))
+        name = member.hello.name
+        observer.notice(f"measuring {name} ({TAKES})")
+        await member.send(request)
         answer = await _answer(members, member, Profiled)
+        if answer.age_s:
+            observer.notice(kept_note(name, answer.profile, answer.age_s))
         devices.append(answer.profile)
     links = await _measure_links(members, joined, observer) if len(joined) > 1 else ()
     return ClusterProfile(devices=tuple(devices), links=links)

@@ -10,7 +10,7 @@ from aiohttp import web
 from coterie import __version__
 from coterie.checkpoint.reading import Checkpoint
 from coterie.clock import Clock, SystemClock
-from coterie.cluster.messages import Assign, StageReady, Stop
+from coterie.cluster.messages import Assign, ProfileRequest, StageReady, Stop
 from coterie.coordinator.gathering import measure_cluster
 from coterie.coordinator.job import Job
 from coterie.coordinator.members import Members
@@ -114,7 +114,8 @@ class Session:
         """Profiles of the devices that joined and of the links between them."""
         job = self._job
         rows = max(job.recipe.train.batch_rows // 4, 1), max(job.recipe.train.batch_rows, 2)
-        return await measure_cluster(self.members, job.spec, job.model_profile, rows, self._observer)
+        request = ProfileRequest(spec=job.spec, model=job.model_profile, rows=rows, again=self._cluster.measure_again)
+        return await measure_cluster(self.members, request, self._observer)
 
     async def plan(self, *, micro_batches: int | None = None) -> tuple[Plan, str]:
         """Measure whoever joined, plan, and explain; `micro_batches` is set when a run is resumed.

@@ -1,8 +1,10 @@
 """What this device can do for a run: measured once, kept on disk, and its memory asked for anew each time."""
 
+import msgspec
 import torch
 
-from coterie.cluster.messages import ProfileRequest
+from coterie.clock import Clock, SystemClock
+from coterie.cluster.messages import Profiled, ProfileRequest
 from coterie.errors import UsageError
 from coterie.ids import WorkerId
 from coterie.logs import get_logger
@@ -34,14 +36,18 @@ def require_device(device_type: DeviceType) -> None:
         )
 
 
-def measured_device(settings: WorkerSettings, request: ProfileRequest, worker: WorkerId) -> DeviceProfile:
-    """This device on the request's model: from the cache if it was measured so before, unless the owner says otherwise.
+def measured_device(
+    settings: WorkerSettings, request: ProfileRequest, worker: WorkerId, clock: Clock | None = None
+) -> Profiled:
+    """This device on the request's model: from the cache if it was measured so before, unless somebody says otherwise.
 
     Args:
         settings: The owner's; a throttled device is measured throttled.
-        request: The model, and at how many rows.
+        request: The model, at how many rows, and whether to measure again.
         worker: The name of this worker in the run.
+        clock: Tells when the device is measured.
     """
+    clock = clock or SystemClock()
     speed = settings.speed if settings.speed < 1 else None
     memory = plannable_bytes(memory_budget(settings.memory_bytes, device_type=settings.device_type).bytes)
     key = device_profile_key(
@@ -53,10 +59,13 @@ def measured_device(settings: WorkerSettings, request: ProfileRequest, worker: W
         rows=request.rows,
     )
     cache = ProfileCache()
-    known = None if settings.measure_again else cache.read(key, DeviceProfile)
+    known = None if settings.measure_again or request.again else cache.read(key, DeviceProfile)
     if known is not None:
         log.info("this device was measured on this model before")
-        return refreshed_device_profile(known, worker=worker, name=settings.name, memory=memory, base=known.base_bytes)
+        profile = refreshed_device_profile(
+            known, worker=worker, name=settings.name, memory=memory, base=known.base_bytes
+        )
+        return Profiled(profile=profile, age_s=max(clock.wall() - known.measured_at_s, 0.0))
     profile = profile_device(
         request.spec,
         request.model,
@@ -68,5 +77,6 @@ def measured_device(settings: WorkerSettings, request: ProfileRequest, worker: W
         throttle_speed=speed,
         rows=request.rows,
     )
+    profile = msgspec.structs.replace(profile, measured_at_s=clock.wall())
     keep(cache, key, profile)
-    return profile
+    return Profiled(profile=profile)

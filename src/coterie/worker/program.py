@@ -26,7 +26,6 @@ from coterie.cluster.messages import (
     MeasureLinks,
     Message,
     NormTotal,
-    Profiled,
     ProfileRequest,
     Refused,
     RunSegment,
@@ -226,8 +225,7 @@ class WorkerProgram:
 
     async def _profile(self, request: ProfileRequest) -> None:
         self._say("measuring this device")
-        profile = await asyncio.to_thread(measured_device, self._settings, request, self._welcome.worker)
-        await self._send(Profiled(profile=profile))
+        await self._send(await asyncio.to_thread(measured_device, self._settings, request, self._welcome.worker))
 
     async def _measure_links(self, request: MeasureLinks) -> None:
         links: list[LinkProfile] = []
