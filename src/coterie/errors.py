@@ -146,8 +146,8 @@ class CheckpointError(CoterieError):
 class NonFiniteLossError(CoterieError):
     """The loss or the gradient norm became NaN or infinite; the message names step and rows.
 
-    The run stops and keeps the last good checkpoint. Usual causes: a learning rate that is too high, no warm-up, or
-    broken rows; the message says which rows were in the batch.
+    The run stops; the last checkpoint, if there is one, is kept. Usual causes: a learning rate that is too high, no
+    warm-up, or broken rows; the message says which rows were in the batch.
     """
 
     slug = "non-finite-loss"

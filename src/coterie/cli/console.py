@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from coterie.metrics.progress import DeviceLine, ProgressDisplay
 from coterie.metrics.records import AnyRecord
-from coterie.units import format_seconds
+from coterie.units import counted, format_seconds
 
 if TYPE_CHECKING:
     from coterie.planner.plan import Plan
@@ -36,7 +36,7 @@ class ConsoleObserver:
 
         self.notice("")
         self.notice(explanation)
-        self.notice(f"{steps} steps, about {format_seconds(plan.predicted_step_s * steps)}\n")
+        self.notice(f"{counted(steps, 'step')}, about {format_seconds(plan.predicted_step_s * steps)}\n")
         devices = tuple(
             DeviceLine(
                 stage.worker,

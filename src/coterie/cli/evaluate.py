@@ -6,7 +6,7 @@ from coterie.cli.formatting import print_json
 from coterie.cli.forward_flags import DEVICES_TEXT, add_forward_flags, add_model_argument
 from coterie.cli.parser import Parser
 from coterie.config.flags import overrides_from
-from coterie.units import format_seconds
+from coterie.units import counted, format_seconds
 
 
 def add_parser(verbs: "argparse._SubParsersAction[Parser]") -> Parser:
@@ -52,5 +52,6 @@ def run(args: argparse.Namespace) -> int:
         return 0
     print(record.report)
     loss = "" if record.loss is None else f", loss {record.loss:.4f}"
-    print(f"{record.main_metric} {record.main_value:.1%}{loss}; {found.rows} rows in {format_seconds(record.seconds)}")
+    rows = f"{counted(found.rows, 'row')} in {format_seconds(record.seconds)}"
+    print(f"{record.main_metric} {record.main_value:.1%}{loss}; {rows}")
     return 0

@@ -10,6 +10,7 @@ from coterie.cli.forward_flags import DEVICES_TEXT, add_forward_flags, add_model
 from coterie.cli.parser import Parser
 from coterie.config.flags import overrides_from
 from coterie.errors import DataError, UsageError
+from coterie.units import counted
 
 if TYPE_CHECKING:
     from coterie.api import Prediction
@@ -77,4 +78,4 @@ def _write(found: "Prediction", args: argparse.Namespace) -> None:
     elif args.output is None:
         print(found.task.text(found.rows), end="")
     else:
-        print(f"{len(found.rows)} rows written to {args.output}")
+        print(f"{counted(len(found.rows), 'row')} written to {args.output}")

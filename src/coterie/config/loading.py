@@ -24,6 +24,7 @@ from coterie.config.fields import (
 from coterie.config.lines import key_lines
 from coterie.config.recipe import LocalWorker, Recipe
 from coterie.errors import RecipeError
+from coterie.units import counted
 
 _NAME_OR_NUMBER = {"data.text_column", "data.label_column"}
 _UNQUOTED: Mapping[object, str] = {int: "a whole number", float: "a number", bool: "true or false"}
@@ -54,8 +55,7 @@ class _Mistakes:
         if not self._found:
             return None
         lines = [text for _, text in sorted(self._found, key=lambda found: found[0])]
-        count = "1 mistake" if len(lines) == 1 else f"{len(lines)} mistakes"
-        return RecipeError(f"{source} has {count}:\n  " + "\n  ".join(lines), hint=_HINT)
+        return RecipeError(f"{source} has {counted(len(lines), 'mistake')}:\n  " + "\n  ".join(lines), hint=_HINT)
 
 
 def load_recipe(path: Path | None = None, overrides: Mapping[str, object] | None = None) -> Recipe:

@@ -38,6 +38,7 @@ from coterie.transport.frame import Frame
 from coterie.transport.join_link import JoinTokens
 from coterie.transport.server import PeerInfo, ServedLink
 from coterie.transport.stream_link import StreamLink
+from coterie.units import counted
 
 log = get_logger(__name__)
 
@@ -237,7 +238,7 @@ class Members:
                 raise event
             if self._clock.now() > deadline_s:
                 raise JoinRefusedError(
-                    f"{len(self.by_id)} of {count} workers joined within {timeout_s:.0f} s",
+                    f"{len(self.by_id)} of {counted(count, 'worker')} joined within {timeout_s:.0f} s",
                     hint="start `coterie worker LINK` on the missing devices, or lower cluster.workers",
                 )
             await asyncio.sleep(JOIN_POLL_S)

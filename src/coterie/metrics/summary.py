@@ -4,7 +4,7 @@ import sys
 from typing import TYPE_CHECKING, TextIO
 
 from coterie.metrics.records import DeviceSummary, SummaryRecord
-from coterie.units import format_bytes, format_seconds
+from coterie.units import counted, format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -35,7 +35,7 @@ def summary_line(summary: SummaryRecord) -> str:
     fullest = max((device.measured_peak_bytes for device in summary.devices), default=0)
     output = f", model in {summary.output}" if summary.output else ""
     return (
-        f"{summary.steps:,} steps on {_count(len(summary.devices), 'device')} in {format_seconds(summary.seconds)}: "
+        f"{summary.steps:,} steps on {counted(len(summary.devices), 'device')} in {format_seconds(summary.seconds)}: "
         f"{loss}{quality}, fullest device {format_bytes(fullest)} (one device alone "
         f"{format_bytes(summary.one_device_peak_bytes)}){output}"
     )
@@ -121,7 +121,3 @@ def _change(value: float, base: float) -> str:
 
 def _loss(loss: float | None) -> str:
     return "–" if loss is None else f"{loss:.4f}"
-
-
-def _count(number: int, word: str) -> str:
-    return f"{number} {word}" if number == 1 else f"{number} {word}s"
