@@ -22,6 +22,28 @@ _NOT_COMPARED = ("transformers_version", "_name_or_path")
 _HASHES = ("data_digest", "base_digest")
 """Compared only if both sides took them."""
 
+_RECIPE_WORDS = {
+    "optimizer.total_samples": "rows of the whole run (epochs, max_steps)",
+    "optimizer.warmup_samples": "rows of the warm-up (warmup_ratio, warmup_steps)",
+    "optimizer.name": "optimizer",
+    "optimizer.learning_rate": "learning_rate",
+    "optimizer.weight_decay": "weight_decay",
+    "optimizer.momentum": "momentum",
+    "optimizer.max_grad_norm": "max_grad_norm",
+    "optimizer.lr_schedule": "lr_schedule",
+    "model.method": "method",
+    "model.lora.rank": "lora_rank",
+    "model.lora.alpha": "lora_alpha",
+    "model.lora.dropout": "lora_dropout",
+    "model.lora.target_modules": "adapted modules (lora_targets)",
+    "model.frozen": "frozen parameters (freeze)",
+    "model.compute_dtype": "compute_dtype",
+    "model.seed": "seed",
+    "data_digest": "training data (hash)",
+    "base_digest": "pretrained weights (hash)",
+}
+"""What the recipe calls the terms; others go by their own names."""
+
 _Flat = dict[str, object]
 
 
@@ -54,18 +76,19 @@ def check_resume(manifest: Manifest, wanted: RunTerms, libraries: Mapping[str, s
 
 
 def differences(saved: RunTerms, wanted: RunTerms) -> tuple[str, ...]:
-    """One line per setting that differs: its name, its value in the checkpoint, its value now."""
+    """One line per setting that differs: its name in the recipe, its value in the checkpoint, its value now."""
     before, now = _flatten(saved), _flatten(wanted)
     for name in _HASHES:
         if not before[name] or not now[name]:
             before.pop(name)
             now.pop(name)
     names = sorted(set(before) | set(now))
-    return tuple(
-        f"{name}: {_shown(before, name)} in the checkpoint, {_shown(now, name)} now"
+    lines = (
+        f"{_RECIPE_WORDS.get(name, name)}: {_shown(before, name)} in the checkpoint, {_shown(now, name)} now"
         for name in names
         if _shown(before, name, longest=0) != _shown(now, name, longest=0)
     )
+    return tuple(dict.fromkeys(lines))  # a recipe's word may stand for two terms
 
 
 def _flatten(terms: RunTerms) -> _Flat:

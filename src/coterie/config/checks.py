@@ -88,7 +88,7 @@ def _devices(recipe: Recipe) -> Iterator[Contradiction]:
         yield Contradiction(
             key="plan.min_workers",
             text=f"is {plan.min_workers}, but the run starts with {counted(cluster.workers_expected, 'worker')} "
-            "(cluster.workers)",
+            f"(cluster.workers): let more join, or add --min-workers {cluster.workers_expected}",
             others=("cluster.workers", "cluster.local_workers"),
         )
     if plan.cuts is not None:

@@ -35,7 +35,7 @@ def test_every_difference_is_named_with_both_values(tiny):
         "model.config.hidden_size: 4 in the checkpoint, 5 now",
         "model.config.num_labels: absent in the checkpoint, 9 now",
         "optimizer.betas: [0.9,0.999] in the checkpoint, [0.8,0.999] now",
-        "optimizer.learning_rate: 0.00005 in the checkpoint, 0.1 now",
+        "learning_rate: 0.00005 in the checkpoint, 0.1 now",
         'run_id: "run-a" in the checkpoint, "run-b" now',
         'schedule: "flush" in the checkpoint, "stash" now',
         "seed: 7 in the checkpoint, 8 now",
@@ -47,8 +47,8 @@ def test_every_difference_is_named_with_both_values(tiny):
 def test_full_training_does_not_resume_as_lora(tiny):
     model = msgspec.structs.replace(tiny.terms.model, method="lora", lora=LoraSpec(rank=4))
     lines = differences(tiny.terms, msgspec.structs.replace(tiny.terms, model=model))
-    assert 'model.method: "full" in the checkpoint, "lora" now' in lines
-    assert "model.lora.rank: absent in the checkpoint, 4 now" in lines
+    assert 'method: "full" in the checkpoint, "lora" now' in lines
+    assert "lora_rank: absent in the checkpoint, 4 now" in lines
 
 
 def test_where_the_model_came_from_and_which_transformers_wrote_it_may_change(tiny):
@@ -75,7 +75,8 @@ def test_the_number_of_epochs_may_change_only_under_a_constant_learning_rate(tin
 def test_hashes_are_compared_where_both_sides_took_them(tiny, name):
     taken, other = (msgspec.structs.replace(tiny.terms, **{name: value}) for value in ("a", "b"))
     assert differences(taken, tiny.terms) == differences(tiny.terms, taken) == ()
-    assert differences(taken, other) == (f'{name}: "a" in the checkpoint, "b" now',)
+    words = {"data_digest": "training data (hash)", "base_digest": "pretrained weights (hash)"}
+    assert differences(taken, other) == (f'{words[name]}: "a" in the checkpoint, "b" now',)
 
 
 def test_a_long_value_is_cut_in_the_message_but_compared_whole(tiny):
@@ -84,3 +85,14 @@ def test_a_long_value_is_cut_in_the_message_but_compared_whole(tiny):
     after = msgspec.structs.replace(before, model=msgspec.structs.replace(before.model, frozen=(*names, "x")))
     (line,) = differences(before, after)
     assert len(line) < 220
+
+
+def test_the_run_s_length_is_named_by_the_recipe_s_words_and_a_seed_once(tiny):
+    optimizer = msgspec.structs.replace(tiny.terms.optimizer, total_samples=144, warmup_samples=3)
+    model = msgspec.structs.replace(tiny.terms.model, seed=8)
+    terms = msgspec.structs.replace(tiny.terms, model=msgspec.structs.replace(tiny.terms.model, seed=tiny.terms.seed))
+    assert differences(terms, msgspec.structs.replace(terms, optimizer=optimizer, model=model, seed=8)) == (
+        "seed: 7 in the checkpoint, 8 now",
+        "rows of the whole run (epochs, max_steps): 100 in the checkpoint, 144 now",
+        "rows of the warm-up (warmup_ratio, warmup_steps): 0 in the checkpoint, 3 now",
+    )
