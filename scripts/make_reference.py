@@ -50,8 +50,8 @@ RECIPE_HEAD = """\
 
 A recipe is a TOML file. Every key is also a flag of `coterie train`: the key's name with dashes (`batch_rows` is
 `--batch-rows`), without its section, since names are unique. A flag overrides the file. Lists are flags given once per
-value; switches have a `--no-` form. All mistakes are reported at once. The recipe in effect, with every default written
-out, is kept in the run folder.
+value, or with commas between values; switches have a `--no-` form. All mistakes are reported at once. The recipe in
+effect, with every default written out, is kept in the run folder.
 
 ```toml
 [model]
