@@ -97,6 +97,8 @@ def _train(recipe: Recipe, observer: RunObserver) -> FinetuneResult:
         _refuse_finished(job, checkpoint, folder)
     check_out_folder(folder / MODEL, job.source)
     _write(folder / RECIPE, recipe_to_toml(recipe).encode())
+    if checkpoint is None:
+        _set_aside(folder / EVENTS)
     store = CheckpointStore(
         checkpoint_folder(recipe.run.output), run_id=run_id, keep=max(recipe.run.keep_checkpoints, 2)
     )
@@ -158,6 +160,15 @@ def _checkpoint_to_resume(recipe: Recipe, folder: Path) -> Checkpoint | None:
     check_run_folder(recipe)
     store = CheckpointStore(checkpoint_folder(folder))
     return store.latest() if recipe.run.resume else None
+
+
+def _set_aside(events: Path) -> None:
+    """The events of an attempt that left no checkpoint are no part of the run that begins now."""
+    try:
+        if events.exists():
+            events.replace(events.with_name(f"{events.name}.old"))
+    except OSError as error:
+        raise cannot_write(events, error) from error
 
 
 def _sinks(recipe: Recipe, folder: Path) -> list[Sink]:

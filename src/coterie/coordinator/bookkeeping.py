@@ -44,6 +44,7 @@ class Bookkeeper:
         self._sent: dict[WorkerId, tuple[int, int]] = {}
         self._busy_s: dict[WorkerId, float] = {}
         self._step_seconds: list[float] = []
+        self._first_step = 0
         self._tokens = 0
         self.losses: list[float] = []
         self.link_paths: dict[WorkerId, str] = {}
@@ -76,6 +77,8 @@ class Bookkeeper:
             self._sent[worker] = (done.sent_next_bytes, done.sent_previous_bytes)
             busy_s = done.forward_s + done.backward_s + done.update_s
             self._busy_s[worker] = self._busy_s.get(worker, 0.0) + busy_s
+        if not self._step_seconds:
+            self._first_step = step
         self._step_seconds.append(seconds)
         self.losses.append(entry.loss)
         self._tokens += self._feeder.tokens(step)
@@ -131,6 +134,7 @@ class Bookkeeper:
             quality=tuple(self.evaluations.values()),
             output=output,
             counts=self._counts(),
+            first_step=self._first_step,
         )
 
     def _device(self, stage: StageAssignment, seconds: float) -> DeviceSummary:

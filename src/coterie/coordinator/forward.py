@@ -13,6 +13,7 @@ from coterie.coordinator.observer import RunObserver
 from coterie.coordinator.one_device import as_tensors
 from coterie.coordinator.session import Session
 from coterie.coordinator.trainer import Trainer
+from coterie.errors import NonFiniteLossError
 from coterie.models.whole import load_whole_model
 from coterie.planner.plan import Plan
 from coterie.tasks.examples import IntArray
@@ -84,5 +85,11 @@ class ForwardRun:
         trainer = Trainer(session.members, plan, feeder, lambda _step, _entry: None)
         await session.hand_out(plan, None)
         start_s = clock.now()
-        rows, loss_sum = await predict_split(trainer, self._job, self._split)
+        try:
+            rows, loss_sum = await predict_split(trainer, self._job, self._split)
+        except NonFiniteLossError as error:
+            raise NonFiniteLossError(
+                f"the loss on the {self._split} data is not finite",
+                hint="the model's weights are damaged: train it again",
+            ) from error
         return Predicted(rows=rows, loss_sum=loss_sum, seconds=clock.now() - start_s, plan=plan)

@@ -75,24 +75,17 @@ class TrainingRun:
         plan, explanation = await session.plan(
             micro_batches=resume_from.manifest.terms.micro_batches if resume_from else None
         )
-        self._observer.planned(plan, explanation, self._job.total_steps)
-        self._observer.record(PlanRecord.of(plan))
         first_step = resume_from.step if resume_from else 0
+        if first_step:
+            self._observer.notice(f"continuing after step {first_step} of {self._job.total_steps}")
+        self._observer.planned(plan, explanation, self._job.total_steps - first_step)
+        self._observer.record(PlanRecord.of(plan))
+        self._observer.record(self._start(first_step))
         feeder = TrainingFeeder(self._job, plan.micro_batches)
         books = Bookkeeper(self._job, plan, feeder, self._observer.record, clock)
         session.members.on_heartbeat = books.heartbeat
         trainer = Trainer(session.members, plan, feeder, books.step)
         books.stages_stand(await session.hand_out(plan, resume_from))
-        self._observer.record(
-            StartRecord(
-                run=self._job.run,
-                package_version=__version__,
-                model=self._job.source.name,
-                total_steps=self._job.total_steps,
-                steps_per_epoch=self._job.steps_per_epoch,
-                first_step=first_step,
-            )
-        )
         try:
             checkpoint = await self._run_steps(trainer, books, first_step) or resume_from
         except NonFiniteLossError as error:
@@ -104,6 +97,16 @@ class TrainingRun:
         summary = books.summary(self._job.recipe.run.output)
         self._observer.record(summary)
         return RunOutcome(plan=plan, summary=summary, losses=tuple(books.losses), checkpoint=checkpoint)
+
+    def _start(self, first_step: int) -> StartRecord:
+        return StartRecord(
+            run=self._job.run,
+            package_version=__version__,
+            model=self._job.source.name,
+            total_steps=self._job.total_steps,
+            steps_per_epoch=self._job.steps_per_epoch,
+            first_step=first_step,
+        )
 
     async def _run_steps(self, trainer: Trainer, books: Bookkeeper, first_step: int) -> Checkpoint | None:
         """All steps from `first_step` on, with checkpoints and evaluations where they fall; the last checkpoint."""

@@ -62,6 +62,7 @@ class RunState:
             case StartRecord():
                 self.total_steps = record.total_steps
                 self.steps_done = record.first_step
+                self.epoch = min(record.first_step, max(record.total_steps - 1, 0)) // max(record.steps_per_epoch, 1)
             case StepRecord():
                 self._take_step(record)
             case MemoryRecord() if record.worker in self.devices:
@@ -86,6 +87,11 @@ class RunState:
                 device.utilization = worker.utilization if fresh else device.utilization + _SMOOTHING * change
 
     @property
+    def eta_text(self) -> str:
+        """How long it still takes; nobody knows before the first step, also that of a resumed run."""
+        return f"{format_seconds(self.eta_s)} left" if self._step_s else "starting"
+
+    @property
     def eta_s(self) -> float:
         """Seconds that the remaining steps will take at the present rate."""
         return self._step_s * max(self.total_steps - self.steps_done, 0)
@@ -99,7 +105,7 @@ class RunState:
             f"epoch {self.epoch + 1}",
             f"loss {loss}",
             f"{self.tokens_per_s:,.0f} tokens/s",
-            f"{format_seconds(self.eta_s)} left",
+            self.eta_text,
         ]
         devices = [f"{d.name} {d.utilization:.0%} {d.memory_text}" for d in self.devices.values()]
         return "  ".join(parts) + (" | " + " | ".join(devices) if devices else "")
@@ -210,7 +216,7 @@ def _render(state: RunState, width: int) -> "Table":
         f"{state.steps_done}/{state.total_steps}",
         f"loss [bold]{loss}[/]",
         f"{state.tokens_per_s:,.0f} tokens/s",
-        f"{format_seconds(state.eta_s)} left" if state.steps_done else "starting",
+        state.eta_text,
     )
     table = Table.grid(padding=(0, 1))
     for cells in (None, None, _BAR_CELLS, None, _BAR_CELLS, None):

@@ -49,7 +49,7 @@ class StepRecord(Record, frozen=True, kw_only=True):
     """One optimizer step.
 
     Attributes:
-        step: From 0.
+        step: From 0 (screens and messages count from 1).
         epoch: From 0.
         loss: Mean over the step's loss tokens.
         tokens: Tokens computed, padding left out.
@@ -223,6 +223,8 @@ class SummaryRecord(Record, frozen=True, kw_only=True):
     """The run in figures.
 
     Attributes:
+        steps: Optimizer steps done; of a resumed run those since.
+        first_step: Steps done before the run was resumed; 0 if it was not.
         seconds: Wall time of training, evaluation left out.
         one_device_peak_bytes: What the fastest device alone would need for the same batch, whole (predicted).
         one_device_step_s: Seconds per step it would need (predicted).
@@ -248,6 +250,7 @@ class SummaryRecord(Record, frozen=True, kw_only=True):
     quality: tuple[EvaluationRecord, ...] = ()
     output: str = ""
     counts: dict[str, int] = {}
+    first_step: int = 0
 
 
 AnyRecord = (

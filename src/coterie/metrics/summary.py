@@ -11,6 +11,11 @@ if TYPE_CHECKING:
 
 _WIDTH = 110
 
+_FAR_OFF = 2.0
+"""Predicted over measured seconds of a step, or the reverse, from which on the user is told."""
+
+_AGAINST = "against one\ndevice, whole\nbatch (predicted)"
+
 
 def print_summary(summary: SummaryRecord, *, stream: TextIO | None = None) -> None:
     """Print all tables of `summary`; `summary_line` is the sentence to put below them."""
@@ -20,6 +25,8 @@ def print_summary(summary: SummaryRecord, *, stream: TextIO | None = None) -> No
     console = Console(file=target, width=None if target.isatty() else _WIDTH, highlight=False)
     console.print(_devices(summary))
     console.print(_speed(summary))
+    if note := speed_note(summary):
+        console.print(note, markup=False)
     if summary.links:
         console.print(_links(summary))
     if summary.quality:
@@ -34,16 +41,43 @@ def summary_line(summary: SummaryRecord) -> str:
     quality = "".join(f", {record.split} {record.main_metric} {record.main_value:.1%}" for record in summary.quality)
     fullest = max((device.measured_peak_bytes for device in summary.devices), default=0)
     output = f", model in {summary.output}" if summary.output else ""
+    done = f"{summary.steps:,} {'step' if summary.steps == 1 else 'steps'}{_resumed(summary)}"
     return (
-        f"{summary.steps:,} steps on {counted(len(summary.devices), 'device')} in {format_seconds(summary.seconds)}: "
+        f"{done} on {counted(len(summary.devices), 'device')} in {format_seconds(summary.seconds)}: "
         f"{loss}{quality}, fullest device {format_bytes(fullest)} (one device alone "
         f"{format_bytes(summary.one_device_peak_bytes)}){output}"
     )
 
 
+def speed_note(summary: SummaryRecord) -> str:
+    """That steps took far longer or shorter than predicted, with what to do; empty if they did not.
+
+    A single step says nothing: it also waits for caches and page faults.
+    """
+    if summary.steps < 2 or not summary.predicted_step_s or not summary.measured_step_s:
+        return ""
+    ratio = summary.measured_step_s / summary.predicted_step_s
+    if 1 / _FAR_OFF <= ratio <= _FAR_OFF:
+        return ""
+    return (
+        f"steps took {ratio:.2g} times as long as predicted: a device is busy now, or was when it was measured; "
+        "--measure-again takes its speed anew"
+    )
+
+
+def _resumed(summary: SummaryRecord) -> str:
+    """Which steps these were, if the run was resumed."""
+    first = summary.first_step
+    if not first:
+        return ""
+    last = first + summary.steps
+    which = f"{last}" if summary.steps == 1 else f"{first + 1}-{last}"
+    return f" ({which}, resumed after step {first})"
+
+
 def _devices(summary: SummaryRecord) -> "Table":
     table = _table("Memory: peak of each worker process", ["device", "holds"])
-    for heading in ("predicted", "measured", "off by", "limit", "against one device", "busy"):
+    for heading in ("predicted", "measured", "off by", "limit", _AGAINST, "busy"):
         table.add_column(heading, justify="right", no_wrap=True)
     for device in summary.devices:
         table.add_row(

@@ -176,7 +176,7 @@ class StageExecutor:
             del logits
         if not math.isfinite(value):
             raise NonFiniteLossError(
-                f"the loss of step {batch.step}, micro-batch {batch.micro_batch} is {value}",
+                f"the loss of step {batch.step + 1}, micro-batch {batch.micro_batch + 1} is {value}",
                 hint="lower the learning rate or clip gradients (max_grad_norm); if there is a checkpoint, it is kept",
                 step=batch.step,
                 micro_batch=batch.micro_batch,
@@ -242,7 +242,8 @@ class StageExecutor:
             squared = sum_in_unit_order(own)
         if not math.isfinite(squared):
             raise NonFiniteLossError(
-                f"the gradient norm of step {step}, micro-batch {action.micro_batch} is {math.sqrt(abs(squared))}",
+                f"the gradient norm of step {step + 1}, micro-batch {action.micro_batch + 1} is "
+                f"{math.sqrt(abs(squared))}",
                 hint="lower the learning rate; if there is a checkpoint, it is kept",
                 step=step,
             )

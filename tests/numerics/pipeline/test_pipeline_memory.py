@@ -161,7 +161,7 @@ def test_a_non_finite_loss_stops_every_stage_before_its_update_and_is_named(lab:
     with torch.no_grad():
         pipeline.stages[1].parameters()["classifier.bias"][0] = float("nan")
     before = pipeline.parameters()
-    with pytest.raises(NonFiniteLossError, match=r"loss of step 1, micro-batch 0 is nan"):
+    with pytest.raises(NonFiniteLossError, match=r"loss of step 2, micro-batch 1 is nan"):
         pipeline.run(kind, 2, first_step=1)
     after = pipeline.parameters()
     assert all(torch.equal(after[n].nan_to_num(), before[n].nan_to_num()) for n in before)
@@ -176,7 +176,7 @@ def test_a_non_finite_gradient_norm_stops_all_stages_before_their_update(lab: An
     embedding = pipeline.stages[0].trainable()["bert.embeddings.word_embeddings.weight"]
     embedding.register_hook(lambda gradient: gradient * float("inf"))
     before = pipeline.parameters()
-    with pytest.raises(NonFiniteLossError, match="gradient norm of step 0"):
+    with pytest.raises(NonFiniteLossError, match="gradient norm of step 1"):
         pipeline.run("flush", 1)
     assert lab.equal(pipeline.parameters(), before)
 

@@ -52,7 +52,10 @@ def test_one_slow_step_moves_the_estimate_only_a_little():
 def test_a_resumed_run_starts_at_its_first_step():
     state = RunState(10, ())
     state.take(StartRecord(run="r", package_version="0", model="m", total_steps=20, steps_per_epoch=5, first_step=15))
-    assert (state.steps_done, state.total_steps) == (15, 20)
+    assert (state.steps_done, state.total_steps, state.epoch) == (15, 20, 3)
+    assert state.eta_text == "starting"
+    state.take(step(15, seconds=2.0))
+    assert state.eta_s == pytest.approx(4 * 2.0)
 
 
 def test_heartbeats_update_memory_and_strangers_are_ignored():

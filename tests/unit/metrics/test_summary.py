@@ -3,8 +3,9 @@
 import io
 
 import msgspec
+import pytest
 
-from coterie.metrics.summary import print_summary, summary_line
+from coterie.metrics.summary import print_summary, speed_note, summary_line
 
 
 def test_all_tables_are_printed_with_predicted_beside_measured(summary):
@@ -47,3 +48,28 @@ def test_the_run_fits_into_one_line(summary):
 def test_a_run_without_steps_divides_by_nothing(summary):
     empty = msgspec.structs.replace(summary, steps=0, tokens=0, seconds=0.0, one_device_peak_bytes=0)
     print_summary(empty, stream=io.StringIO())
+
+
+def test_the_line_of_a_resumed_run_says_which_steps_it_did(summary):
+    line = summary_line(msgspec.structs.replace(summary, first_step=9, steps=11))
+    assert line.startswith("11 steps (10-20, resumed after step 9) on 2 devices")
+
+
+@pytest.mark.parametrize(
+    ("measured_s", "steps", "told"), [(1.3, 5, "2.6"), (0.1, 5, "0.2"), (0.9, 5, ""), (0.3, 5, ""), (1.3, 1, "")]
+)
+def test_a_prediction_that_is_far_off_is_told_with_what_to_do(summary, measured_s, steps, told):
+    changed = msgspec.structs.replace(summary, predicted_step_s=0.5, measured_step_s=measured_s, steps=steps)
+    note = speed_note(changed)
+    assert bool(note) is bool(told)
+    out = io.StringIO()
+    print_summary(changed, stream=out)
+    assert ("--measure-again" in out.getvalue()) is bool(told)
+    assert f"{told} times as long as predicted" in note or not told
+
+
+def test_the_memory_table_says_that_one_device_is_a_prediction_for_the_whole_batch(summary):
+    out = io.StringIO()
+    print_summary(summary, stream=out)
+    for part in ("against one", "device, whole", "batch (predicted)"):
+        assert part in out.getvalue()
