@@ -6,7 +6,8 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from coterie.errors import StorageError, UsageError
+from coterie.coordinator.preflight import cannot_write
+from coterie.errors import UsageError
 
 LOCK = "run.lock"
 
@@ -29,9 +30,7 @@ def hold_folder(folder: Path) -> Iterator[None]:
             hint="wait for it or stop it, or give this run a folder of its own with --output",
         ) from error
     except OSError as error:
-        raise StorageError(
-            f"cannot write {folder}: {error.strerror or error}", hint="choose another folder with --output"
-        ) from error
+        raise cannot_write(folder, error) from error
     try:
         yield
     finally:

@@ -26,7 +26,7 @@ from coterie.coordinator.run import RunOutcome, TrainingRun, check_resumable
 from coterie.errors import CheckpointError
 from coterie.ids import RunId
 from coterie.local import LocalFront
-from coterie.metrics.events import EventLog, read_events
+from coterie.metrics.events import EventLog, read_events, set_aside
 from coterie.metrics.plot import plot_run
 from coterie.metrics.records import EvaluationRecord, SummaryRecord
 from coterie.metrics.sinks import Fanout, Sink, TensorBoardSink
@@ -98,7 +98,7 @@ def _train(recipe: Recipe, observer: RunObserver) -> FinetuneResult:
     check_out_folder(folder / MODEL, job.source)
     _write(folder / RECIPE, recipe_to_toml(recipe).encode())
     if checkpoint is None:
-        _set_aside(folder / EVENTS)
+        set_aside(folder / EVENTS)  # of an attempt that left no checkpoint: no part of the run that begins now
     store = CheckpointStore(
         checkpoint_folder(recipe.run.output), run_id=run_id, keep=max(recipe.run.keep_checkpoints, 2)
     )
@@ -160,15 +160,6 @@ def _checkpoint_to_resume(recipe: Recipe, folder: Path) -> Checkpoint | None:
     check_run_folder(recipe)
     store = CheckpointStore(checkpoint_folder(folder))
     return store.latest() if recipe.run.resume else None
-
-
-def _set_aside(events: Path) -> None:
-    """The events of an attempt that left no checkpoint are no part of the run that begins now."""
-    try:
-        if events.exists():
-            events.replace(events.with_name(f"{events.name}.old"))
-    except OSError as error:
-        raise cannot_write(events, error) from error
 
 
 def _sinks(recipe: Recipe, folder: Path) -> list[Sink]:

@@ -66,6 +66,19 @@ class EventLog:
         self.close()
 
 
+def set_aside(path: Path) -> None:
+    """Rename an events file to `….old`, which takes the place of an older one; nothing happens if there is none.
+
+    Raises:
+        StorageError: The folder cannot be written.
+    """
+    try:
+        if path.exists():
+            path.replace(path.with_name(f"{path.name}.old"))
+    except OSError as error:
+        raise _storage_error(path, error) from error
+
+
 def read_events(path: Path) -> tuple[AnyRecord, ...]:
     """All records of a file. A last line without its newline, as a killed process leaves it, is ignored.
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from coterie.clock import FakeClock
 from coterie.errors import DataError, StorageError
-from coterie.metrics.events import EventLog, read_events, valid_evaluations, valid_steps
+from coterie.metrics.events import EventLog, read_events, set_aside, valid_evaluations, valid_steps
 from coterie.metrics.records import (
     AnyRecord,
     EvaluationRecord,
@@ -28,6 +28,17 @@ from coterie.planner.plan import LeftOut, MemoryEstimate, Plan, StageAssignment
 
 def step(number: int, loss: float | None = 1.0) -> StepRecord:
     return StepRecord(step=number, epoch=0, loss=loss, tokens=1, loss_tokens=1, seconds=1.0, learning_rate=0.1)
+
+
+def test_an_earlier_attempts_events_are_set_aside_and_the_last_such_file_is_kept(tmp_path):
+    path = tmp_path / "events.jsonl"
+    set_aside(path)
+    assert not list(tmp_path.iterdir())
+    for text in ("first", "second"):
+        path.write_text(text)
+        set_aside(path)
+    assert [file.name for file in tmp_path.iterdir()] == ["events.jsonl.old"]
+    assert (tmp_path / "events.jsonl.old").read_text() == "second"
 
 
 def start(first_step: int) -> StartRecord:
