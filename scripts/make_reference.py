@@ -76,7 +76,9 @@ EVENTS_HEAD = """\
 
 The record of a run: one JSON object per line, told apart by `type`. `at_s` is the date in seconds since 1970. A number
 that is not finite is `null`. A last line without its newline was cut off by a kill; ignore it. After a `start` record
-with `first_step` n, steps recorded earlier from n on are void: the resumed run does them again.
+with `first_step` n, steps recorded earlier from n on are void: the resumed run does them again. A `step` record counts
+steps and epochs from 0; screens and messages count from 1. A new run in a folder without a checkpoint renames the file
+of the attempt before to `events.jsonl.old`.
 """
 
 NOTE = "<!-- Made by `make docs` from the code; changes here are lost. -->\n\n"
@@ -240,10 +242,22 @@ def events_page() -> str:
     parts = [EVENTS_HEAD]
     for record in typing.get_args(AnyRecord):
         tag = msgspec.structs.fields(record) and record.__struct_config__.tag
-        doc = inspect.cleandoc(record.__doc__ or "").partition("\n\nAttributes")[0]
+        doc, _, attributes = inspect.cleandoc(record.__doc__ or "").partition("\n\nAttributes:\n")
         names = ", ".join(f"`{field.name}`" for field in msgspec.structs.fields(record) if field.name != "at_s")
-        parts.append(f"\n## {tag}\n\n{flowed(doc)}\n\nFields: {names}.\n")
+        parts.append(f"\n## {tag}\n\n{flowed(doc)}\n\nFields: {names}.\n{attribute_list(attributes)}")
     return "".join(parts)
+
+
+def attribute_list(attributes: str) -> str:
+    """A docstring's attributes as a Markdown list; nothing for none."""
+    lines: list[str] = []
+    for line in attributes.splitlines():
+        if line.startswith(" " * 5):  # the rest of the line before
+            lines[-1] += f" {line.strip()}"
+        elif line.strip():
+            name, _, text = line.strip().partition(": ")
+            lines.append(f"- `{name.replace(', ', '`, `')}`: {text}")
+    return "".join(f"{line}\n" for line in (["", *lines] if lines else []))
 
 
 def summary_of(kind: type) -> str:

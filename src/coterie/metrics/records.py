@@ -180,7 +180,7 @@ class PlanRecord(Record, frozen=True, kw_only=True):
 
 
 class FaultRecord(Record, frozen=True, kw_only=True):
-    """Something went wrong: an error by its slug, with worker and step where they are known."""
+    """Something went wrong: an error by its slug, with worker and step (from 0) where they are known."""
 
     slug: str
     message: str
