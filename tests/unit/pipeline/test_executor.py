@@ -61,7 +61,8 @@ def test_a_throttled_stage_is_busy_longer_than_its_cpu_time(stage_of) -> None:
     executor = _executor(stage_of(0, 4), links, OptimizerSpec(), Throttle(0.1, sleep=slept.append))
     executor.run_segment(make_schedule("flush", stages=1, micro_batches=4), 0, first_step=0)
     report = links.steps[0][0]
-    assert sum(slept) > 5 * report.cpu_s
+    busy_s = report.forward_s + report.backward_s + report.update_s  # a preempted thread needs less sleep
+    assert sum(slept) + busy_s > 9.5 * report.cpu_s
 
 
 def test_what_the_port_gives_for_another_micro_batch_is_never_computed(stage_of) -> None:
