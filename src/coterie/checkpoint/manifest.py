@@ -38,6 +38,7 @@ class RunTerms(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         seed: Base of data order and dropout. There is no other generator state to save: randomness belongs to
             (seed, step, micro-batch, unit), so `seed` and `global_step` restore it exactly.
         batch_rows, micro_batches: Rows of a mini-batch and into how many it is split.
+        group_by_length: Whether rows of similar length share a batch: part of the data's order.
         data_digest: Hash of the training data; empty if it was not taken.
         base_digest: Hash of the pretrained weights; empty if it was not taken.
     """
@@ -49,6 +50,7 @@ class RunTerms(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     batch_rows: int
     micro_batches: int
     schedule: ScheduleKind
+    group_by_length: bool = True
     data_digest: str = ""
     base_digest: str = ""
 

@@ -1,9 +1,9 @@
 """May this run go on from that checkpoint? Every difference that changes the numbers is named, all at once.
 
-Must be equal: run, model and what is trained of it, optimizer, seed, batch rows, micro-batches, schedule, data, base
-weights. May change, since losses do not depend on them: cut, devices, number of workers, allocator, recomputation,
-folder names, library versions (said in a note, since another torch may round differently). The number of epochs enters
-the numbers through the decay of the learning rate: it may change only where that is constant.
+Must be equal: run, model and what is trained of it, optimizer, seed, batch rows, micro-batches, schedule, data and
+their order, base weights. May change, since losses do not depend on them: cut, devices, number of workers, allocator,
+recomputation, folder names, library versions (said in a note, since another torch may round differently). The number of
+epochs enters the numbers through the decay of the learning rate: it may change only where that is constant.
 """
 
 from collections.abc import Mapping

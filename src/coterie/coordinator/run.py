@@ -206,6 +206,7 @@ def run_terms(job: Job, micro_batches: int) -> RunTerms:
         batch_rows=job.recipe.train.batch_rows,
         micro_batches=micro_batches,
         schedule=job.recipe.train.schedule,
+        group_by_length=job.recipe.train.group_by_length,
         data_digest=job.data_digest,
         base_digest=job.base_digest,
     )

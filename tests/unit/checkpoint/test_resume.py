@@ -26,11 +26,13 @@ def test_every_difference_is_named_with_both_values(tiny):
     wanted = msgspec.structs.replace(
         with_config(tiny.terms, hidden_size=5, num_labels=9),
         seed=8, batch_rows=16, micro_batches=2, schedule="stash", optimizer=optimizer, run_id=RunId("run-b"),
+        group_by_length=False,
     )  # fmt: skip
     with pytest.raises(CheckpointError) as caught:
         check_resume(tiny.manifest(5), wanted)
     for line in (
         "batch_rows: 8 in the checkpoint, 16 now",
+        "group_by_length: true in the checkpoint, false now",
         "micro_batches: 4 in the checkpoint, 2 now",
         "model.config.hidden_size: 4 in the checkpoint, 5 now",
         "model.config.num_labels: absent in the checkpoint, 9 now",
