@@ -8,7 +8,7 @@ from coterie.cli.devices import add_device_flags, devices_from, links_from
 from coterie.cli.formatting import print_json
 from coterie.cli.parser import Parser
 from coterie.config.flags import add_recipe_flags, overrides_from
-from coterie.units import format_seconds
+from coterie.units import counted, format_seconds
 
 if TYPE_CHECKING:
     from coterie.config.recipe import Recipe
@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
         print_json(shown | ({"schedule_grid": grid} if grid else {}))
         return 0
     print(explanation)
-    print(f"{steps} steps, about {format_seconds(seconds)}")
+    print(f"{counted(steps, 'step')}, about {format_seconds(seconds)}")
     if grid:
         print(f"\n{grid}")
     return 0
