@@ -13,6 +13,7 @@ import pytest
 from coterie.errors import NetworkError, ProtocolError
 from coterie.transport.frame import Frame, FrameHeader, TensorSpec
 from coterie.transport.limits import Limits
+from coterie.transport.link import Link
 from coterie.transport.memory_link import MemoryLink
 from coterie.transport.probe import answer_probe, probe
 from coterie.transport.socket_options import LOW_WATER_BYTES, TLS_LOW_WATER_BYTES, TLS_RECORD_BYTES
@@ -240,11 +241,17 @@ def test_a_close_wakes_those_who_wait_at_both_ends(carrier: str, pair: Pair) -> 
     run(test)
 
 
+async def _send_for_ever(link: Link) -> None:
+    """A peer takes one frame whole, however large: only further ones make a sender wait."""
+    while True:
+        await link.send(frame_of(8 * MIB))
+
+
 @pytest.mark.parametrize("carrier", CARRIERS)
 def test_a_peer_that_closes_wakes_a_sender_that_waits_for_room(carrier: str, pair: Pair) -> None:
     async def test() -> None:
         async with pair(carrier) as (one, other):
-            sending = asyncio.create_task(one.send(frame_of(64 * MIB)))
+            sending = asyncio.create_task(_send_for_ever(one))
             await asyncio.sleep(0.05)
             await other.close()
             with pytest.raises(NetworkError):

@@ -11,7 +11,7 @@ def test_every_wrong_option_is_named_at_once(tmp_path):
     with pytest.raises(RecipeError) as caught:
         coterie.finetune("model", "data", epochs=0, methd="lora", learning_rate="fast", output=tmp_path / "run")
     assert "3 mistakes" in caught.value.message
-    for word in ("epochs", "methd", "method", "float"):
+    for word in ("epochs", "methd", "method", "a number"):
         assert word in caught.value.message
     assert not (tmp_path / "run").exists()
 

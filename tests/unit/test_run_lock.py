@@ -43,3 +43,10 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match="file"), hold_folder(tmp_path / "file" / "run"):
         pass
+
+
+def test_a_folder_in_which_nothing_was_written_is_taken_away_again_if_it_is_new(tmp_path):
+    (tmp_path / "old").mkdir()
+    with hold_folder(tmp_path / "old"), hold_folder(tmp_path / "new"), hold_folder(tmp_path / "used"):
+        (tmp_path / "used" / "recipe.toml").write_text("")
+    assert [(tmp_path / name).exists() for name in ("old", "new", "used")] == [True, False, True]

@@ -1,6 +1,7 @@
 """One run per folder: a lock that the system takes back when its process ends, however it ends."""
 
 import contextlib
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,12 +15,13 @@ LOCK = "run.lock"
 
 @contextlib.contextmanager
 def hold_folder(folder: Path) -> Iterator[None]:
-    """Hold a run's folder while the block runs.
+    """Hold a run's folder while the block runs; one that was made for it and stayed empty is taken away again.
 
     Raises:
         UsageError: Another run holds it.
         StorageError: It cannot be made or written.
     """
+    is_new = not folder.exists()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = FileLock(folder / LOCK, timeout=0)
@@ -35,3 +37,5 @@ def hold_folder(folder: Path) -> Iterator[None]:
         yield
     finally:
         lock.release()
+        if is_new and [path.name for path in folder.iterdir()] in ([], [LOCK]):
+            shutil.rmtree(folder, ignore_errors=True)

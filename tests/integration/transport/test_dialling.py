@@ -106,7 +106,7 @@ def test_when_nobody_answers_the_message_says_what_each_address_did() -> None:
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
         join = JoinLink(hosts=("127.0.0.1", "no-such-host.invalid"), port=port, fingerprint="0" * 64, token=NOT_SENT)
-        with pytest.raises(NetworkError, match=r"2 address\(es\): 127\.0\.0\.1: .*; no-such-host\.invalid: ") as caught:
+        with pytest.raises(NetworkError, match=r"2 addresses: 127\.0\.0\.1: .*; no-such-host\.invalid: ") as caught:
             await connect(join)
         assert NOT_SENT not in caught.value.message
         assert "firewall" in caught.value.hint

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coterie.errors import DataError, StorageError
+from coterie.errors import DataError, StorageError, UsageError
 from coterie.tasks.examples import TaggedSentence
 from coterie.tasks.readers.conll import read_conll
 from coterie.tasks.readers.csv_rows import read_csv
@@ -60,7 +60,7 @@ def test_the_suffix_decides_the_format_and_a_bad_place_is_said(tmp_path):
     rows = [TaggedSentence(words=("é",), tags=("B-X",))]
     write_sentences(tmp_path / "a.conll", rows)
     assert (tmp_path / "a.conll").read_bytes() == "é\tB-X\n".encode()
-    with pytest.raises(DataError, match="no format is known"):
+    with pytest.raises(UsageError, match="no format is known"):
         write_sentences(tmp_path / "a.docx", rows)
     with pytest.raises(StorageError, match="cannot be written"):
         write_sentences(tmp_path / "no" / "a.conll", rows)
