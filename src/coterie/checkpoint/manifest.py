@@ -148,4 +148,5 @@ def _plain_text(value: object) -> str:
     """Kinds of text that msgspec does not take for text, such as `torch.__version__`."""
     if isinstance(value, str):
         return str(value)
+    # What msgspec expects of a hook that has no answer for a type.
     raise NotImplementedError(f"a manifest cannot hold a {type(value).__name__}")
