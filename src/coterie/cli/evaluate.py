@@ -53,5 +53,5 @@ def run(args: argparse.Namespace) -> int:
     print(record.report)
     loss = "" if record.loss is None else f", loss {record.loss:.4f}"
     rows = f"{counted(found.rows, 'row')} in {format_seconds(record.seconds)}"
-    print(f"{record.main_metric} {record.main_value:.1%}{loss}; {rows}")
+    print(f"{record.main_text}{loss}; {rows}")
     return 0

@@ -11,12 +11,12 @@ from coterie.coordinator.job import Job
 from coterie.coordinator.trainer import Trainer
 from coterie.errors import ProtocolError
 from coterie.metrics.records import EvaluationRecord
-from coterie.tasks.examples import IntArray
+from coterie.tasks.examples import PredictedArray
 from coterie.tensors.codecs import decode
 from coterie.transport.frame import Frame
 
 
-async def predict_split(trainer: Trainer, job: Job, split: str) -> tuple[dict[int, IntArray], float]:
+async def predict_split(trainer: Trainer, job: Job, split: str) -> tuple[dict[int, PredictedArray], float]:
     """The task's predictions for every row of a split, and the loss summed over its labels.
 
     Returns:
@@ -26,14 +26,14 @@ async def predict_split(trainer: Trainer, job: Job, split: str) -> tuple[dict[in
         ProtocolError: The last stage sent predictions of another shape.
     """
     feeder = EvaluationFeeder(job, split, trainer.plan.micro_batches)
-    predicted: dict[int, IntArray] = {}
+    predicted: dict[int, PredictedArray] = {}
 
     def take(step: int, frame: Frame) -> None:
         rows = feeder.rows(step)
         if len(frame.buffers) != 1:
             raise ProtocolError(f"predictions came as {len(frame.buffers)} tensors instead of one")
-        array: IntArray = decode(frame.header.tensors[0], frame.buffers[0]).numpy()
-        if array.shape[:1] != (len(rows),) or not np.issubdtype(array.dtype, np.integer):
+        array: PredictedArray = decode(frame.header.tensors[0], frame.buffers[0]).numpy()
+        if array.shape[:1] != (len(rows),) or array.dtype not in {np.dtype(np.int64), np.dtype(np.float32)}:
             raise ProtocolError(f"predictions of {len(rows)} rows came as {array.dtype} {array.shape}")
         predicted.update(zip(rows, array, strict=True))
 
@@ -51,22 +51,25 @@ async def evaluate_split(trainer: Trainer, job: Job, split: str, step: int, cloc
     )
 
 
-def score(job: Job, split: str, predicted: Mapping[int, IntArray], loss_sum: float) -> EvaluationRecord:
+def score(job: Job, split: str, predicted: Mapping[int, PredictedArray], loss_sum: float) -> EvaluationRecord:
     """The figures of a split's predictions; `predicted` as `predict_split` gives them."""
     data = job.splits[split]
     metric = job.task.metric()
     for row in range(len(data.rows)):
         metric.add(data.examples[row], data.rows[row], predicted[row])
     tokens = data.summary.loss_tokens
-    figures = metric.result()
+    mean_loss = loss_sum / tokens if tokens else None
+    figures = metric.result(mean_loss)
+    shown = tuple(dict.fromkeys((job.task.main_metric, *job.task.shares)))
     return EvaluationRecord(
         split=split,
         step=0,
         epoch=0,
-        loss=loss_sum / tokens if tokens else None,
-        metrics={name: figures[name] for name in job.task.shares},
+        loss=mean_loss,
+        metrics={name: figures[name] for name in shown},
         main_metric=job.task.main_metric,
+        main_is_share=job.task.main_metric in job.task.shares,
         seconds=0.0,
-        report=metric.report(),
-        details={name: figure for name, figure in figures.items() if name not in job.task.shares},
+        report=metric.report(mean_loss),
+        details={name: figure for name, figure in figures.items() if name not in shown},
     )

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from coterie.cluster.messages import BATCH, BatchBody, pack
 from coterie.ids import COORDINATOR, RunId, WorkerId
+from coterie.tasks.examples import LabelArray
 from coterie.transport.frame import Frame, FrameHeader, TensorSpec
 
 LABELS = "labels"
@@ -15,11 +15,11 @@ LABELS = "labels"
 
 
 class FedMicroBatch:
-    """One micro-batch as arrays: `inputs` by name [B, T] int64, `labels` [B, T] int64; no arrays if it has no rows."""
+    """One micro-batch as arrays: `inputs` by name [B, T] int64, `labels` [B, T] or [B]; no arrays if it has no rows."""
 
     __slots__ = ("body", "inputs", "labels")
 
-    def __init__(self, body: BatchBody, inputs: Mapping[str, NDArray[np.int64]], labels: NDArray[np.int64]) -> None:
+    def __init__(self, body: BatchBody, inputs: Mapping[str, LabelArray], labels: LabelArray) -> None:
         self.body = body
         self.inputs = inputs
         self.labels = labels

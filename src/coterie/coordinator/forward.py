@@ -16,7 +16,7 @@ from coterie.coordinator.trainer import Trainer
 from coterie.errors import NonFiniteLossError
 from coterie.models.whole import load_whole_model
 from coterie.planner.plan import Plan
-from coterie.tasks.examples import IntArray
+from coterie.tasks.examples import PredictedArray
 
 
 class Predicted(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -29,7 +29,7 @@ class Predicted(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         plan: The plan, if it was a pipeline.
     """
 
-    rows: dict[int, IntArray]
+    rows: dict[int, PredictedArray]
     loss_sum: float
     seconds: float
     plan: Plan | None = None
@@ -45,7 +45,7 @@ def predict_here(job: Job, split: str, clock: Clock | None = None) -> Predicted:
     model = load_whole_model(job.spec, job.weights).eval()
     known = inspect.signature(model.forward).parameters
     feeder = EvaluationFeeder(job, split, micro_batches=1)
-    predicted: dict[int, IntArray] = {}
+    predicted: dict[int, PredictedArray] = {}
     loss_sum = 0.0
     start_s = clock.now()
     with torch.inference_mode():

@@ -181,7 +181,7 @@ class ProgressDisplay:
 
 def evaluation_line(record: EvaluationRecord) -> str:
     """An evaluation in one line."""
-    metrics = "  ".join(f"{name} {value:.1%}" for name, value in record.metrics.items())
+    metrics = "  ".join(f"{name} {record.text_of(name)}" for name in record.metrics)
     loss = "" if record.loss is None else f"  loss {record.loss:.4f}"
     return f"{record.split} after epoch {record.epoch}: {metrics}{loss}  ({format_seconds(record.seconds)})"
 

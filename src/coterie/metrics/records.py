@@ -95,7 +95,8 @@ class EvaluationRecord(Record, frozen=True, kw_only=True):
         step: Optimizer steps done.
         epoch: Epochs done.
         loss: Mean loss over its loss tokens.
-        metrics: By name, such as `f1`, each 0 to 1; `main_metric` names the one to show first.
+        metrics: By name, such as `f1`: shares of 1, and the main one; `main_metric` names it.
+        main_is_share: The main figure is a share of 1, to be shown as a percentage; else a plain number.
         details: Further figures: counts, and figures per label.
         report: A table for people.
     """
@@ -107,6 +108,7 @@ class EvaluationRecord(Record, frozen=True, kw_only=True):
     metrics: dict[str, float]
     main_metric: str
     seconds: float
+    main_is_share: bool = True
     report: str = ""
     details: dict[str, float] = {}
 
@@ -114,6 +116,17 @@ class EvaluationRecord(Record, frozen=True, kw_only=True):
     def main_value(self) -> float:
         """The main metric's value."""
         return self.metrics[self.main_metric]
+
+    @property
+    def main_text(self) -> str:
+        """The main metric for people: `entity_f1 54.8%`, `perplexity 12.31`."""
+        return f"{self.main_metric} {self.text_of(self.main_metric)}"
+
+    def text_of(self, metric: str) -> str:
+        """One of `metrics` for people: `54.8%`, or `12.31` for a main figure that is no share."""
+        value = self.metrics[metric]
+        is_number = metric == self.main_metric and not self.main_is_share
+        return f"{value:.4g}" if is_number else f"{value:.1%}"
 
 
 class StageMemory(msgspec.Struct, frozen=True, kw_only=True):

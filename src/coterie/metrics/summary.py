@@ -38,7 +38,7 @@ def print_summary(summary: SummaryRecord, *, stream: TextIO | None = None) -> No
 def summary_line(summary: SummaryRecord) -> str:
     """The run in one line."""
     loss = f"loss {_loss(summary.first_loss)} → {_loss(summary.last_loss)}"
-    quality = "".join(f", {record.split} {record.main_metric} {record.main_value:.1%}" for record in summary.quality)
+    quality = "".join(f", {record.split} {record.main_text}" for record in summary.quality)
     fullest = max((device.measured_peak_bytes for device in summary.devices), default=0)
     output = f", model in {summary.output}" if summary.output else ""
     done = f"{summary.steps:,} {'step' if summary.steps == 1 else 'steps'}{_resumed(summary)}"
@@ -129,7 +129,7 @@ def _quality(summary: SummaryRecord) -> "Table":
     for name in [*names, "loss"]:
         table.add_column(name, justify="right", no_wrap=True)
     for record in summary.quality:
-        values = [f"{record.metrics[name]:.1%}" if name in record.metrics else "–" for name in names]
+        values = [record.text_of(name) if name in record.metrics else "–" for name in names]
         table.add_row(f"{record.split}, after epoch {record.epoch}", *values, _loss(record.loss))
     return table
 

@@ -1,15 +1,18 @@
 """Rows into the arrays of a micro-batch, padded to the longest of them."""
 
 from collections.abc import Sequence
+from typing import cast
 
 import numpy as np
 
 from coterie.tasks.batches import padded_length
-from coterie.tasks.examples import IGNORED_LABEL, EncodedExample, IntArray
+from coterie.tasks.examples import IGNORED_LABEL, EncodedExample, IntArray, LabelArray
 
 
-def collate(examples: Sequence[EncodedExample], *, pad_token_id: int, pad_to_multiple: int = 1) -> dict[str, IntArray]:
-    """The arrays of one micro-batch, all int64, padded on the right.
+def collate(
+    examples: Sequence[EncodedExample], *, pad_token_id: int, pad_to_multiple: int = 1
+) -> dict[str, LabelArray]:
+    """The arrays of one micro-batch, padded on the right; all int64, only real-valued labels float32.
 
     Padding is told by position, so a pad token that is also the end of text stays visible where it is meant.
 
@@ -32,7 +35,7 @@ def collate(examples: Sequence[EncodedExample], *, pad_token_id: int, pad_to_mul
             array[index, : len(row)] = row
         return array
 
-    arrays = {
+    arrays: dict[str, LabelArray] = {
         "input_ids": padded([row.input_ids for row in examples], pad_token_id),
         "attention_mask": padded([np.ones(row.tokens, dtype=np.int64) for row in examples], 0),
     }
@@ -40,7 +43,7 @@ def collate(examples: Sequence[EncodedExample], *, pad_token_id: int, pad_to_mul
     if types:
         arrays["token_type_ids"] = padded(types, 0)
     if examples and examples[0].labels.ndim == 0:
-        arrays["labels"] = np.array([row.labels for row in examples], dtype=np.int64)
+        arrays["labels"] = cast("LabelArray", np.stack([row.labels for row in examples]))
     else:
-        arrays["labels"] = padded([row.labels for row in examples], IGNORED_LABEL)
+        arrays["labels"] = padded([row.labels.astype(np.int64, copy=False) for row in examples], IGNORED_LABEL)
     return arrays

@@ -109,7 +109,7 @@ def _summarise(task: Task, split: Split, rows: Sequence[EncodedExample], *, skip
     counts: Counter[str] = Counter()
     if task.labels:
         for row in rows:
-            counts.update(task.labels[label] for label in row.labels.ravel().tolist() if label != IGNORED_LABEL)
+            counts.update(task.labels[int(label)] for label in row.labels.ravel().tolist() if label != IGNORED_LABEL)
     p50, p90, p99 = (int(value) for value in np.percentile(lengths, (50, 90, 99), method="higher"))
     return DataSummary(
         name=split.name,

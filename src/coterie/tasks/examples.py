@@ -5,7 +5,13 @@ import numpy as np
 import numpy.typing as npt
 
 IntArray = npt.NDArray[np.int64]
-"""Token ids, labels and positions on this side of the wire."""
+"""Token ids and positions on this side of the wire."""
+
+LabelArray = npt.NDArray[np.int64] | npt.NDArray[np.float32]
+"""Labels: class or token ids, or real numbers where the task is a regression."""
+
+PredictedArray = npt.NDArray[np.int64] | npt.NDArray[np.float32]
+"""Predictions as they come from the last stage: ids, or real numbers where the task is a regression."""
 
 IGNORED_LABEL = -100
 """A position with this label does not enter the loss (the value that PyTorch's cross-entropy skips)."""
@@ -33,7 +39,7 @@ class EncodedExample(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     Attributes:
         input_ids: Token ids (T,).
-        labels: One label per token (T,), or one for the row (); `IGNORED_LABEL` where there is none.
+        labels: One label per token (T,), or one for the row (); `IGNORED_LABEL`, or NaN if they are real, where none.
         token_type_ids: Segment of each token (T,), if the tokenizer makes them.
         word_positions: For each word the index of its first token, -1 for a word without a token (W,).
         truncated: The row was longer than the context.
@@ -42,7 +48,7 @@ class EncodedExample(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """
 
     input_ids: IntArray
-    labels: IntArray
+    labels: LabelArray
     token_type_ids: IntArray | None = None
     word_positions: IntArray | None = None
     truncated: bool = False

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from coterie.tasks.examples import EncodedExample, Example, IntArray
+from coterie.tasks.examples import EncodedExample, Example, LabelArray, PredictedArray
 from coterie.tasks.readers.options import DataSource, ReadOptions
 
 if TYPE_CHECKING:
@@ -62,15 +62,15 @@ class TaskData(msgspec.Struct, frozen=True, kw_only=True):
 class Metric(Protocol):
     """Collects predictions row by row and gives figures."""
 
-    def add(self, example: Example, encoded: EncodedExample, predicted: IntArray) -> None:
+    def add(self, example: Example, encoded: EncodedExample, predicted: PredictedArray) -> None:
         """Count one row; `predicted` is that row of the task's predictions, at least T long."""
         ...
 
-    def result(self) -> dict[str, float]:
-        """All figures, flat, by name."""
+    def result(self, mean_loss: float | None = None) -> dict[str, float]:
+        """All figures, flat, by name; `mean_loss` (per loss token, None without labels) is what perplexity needs."""
         ...
 
-    def report(self) -> str:
+    def report(self, mean_loss: float | None = None) -> str:
         """The figures as text for people, several lines."""
         ...
 
@@ -95,12 +95,12 @@ class Task(Protocol):
 
     @property
     def main_metric(self) -> str:
-        """The figure of `Metric.result` by which a run is judged; higher is better."""
+        """The figure of `Metric.result` by which a run is judged; one of `shares`, or else a plain number."""
         ...
 
     @property
     def shares(self) -> tuple[str, ...]:
-        """The figures of `Metric.result` over all rows that lie between 0 and 1, the main one first."""
+        """The figures of `Metric.result` over all rows that are shares (at most 1), shown as percentages."""
         ...
 
     def prepare(self, files: DataFiles) -> TaskData:
@@ -120,19 +120,19 @@ class Task(Protocol):
         """
         ...
 
-    def count_loss_tokens(self, labels: IntArray) -> int:
+    def count_loss_tokens(self, labels: LabelArray) -> int:
         """How many terms `loss_sum` has for these labels."""
         ...
 
     def predictions(self, logits: "Tensor") -> "Tensor":
-        """What the metric and the user-level output need from the logits, as integers: (B, T) or (B,)."""
+        """What metric and output need from the logits: int64, or in a regression float32; (B, T) or (B,)."""
         ...
 
     def metric(self) -> Metric:
         """A new, empty metric."""
         ...
 
-    def decode(self, example: Example, encoded: EncodedExample, predicted: IntArray) -> Example:
+    def decode(self, example: Example, encoded: EncodedExample, predicted: PredictedArray) -> Example:
         """The row with the model's answer in place of the label; `predicted` as for `Metric.add`."""
         ...
 

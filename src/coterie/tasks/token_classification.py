@@ -9,7 +9,14 @@ import numpy as np
 
 from coterie.errors import DataError, UnsupportedModelError
 from coterie.tasks.entity_metric import EntityCounts
-from coterie.tasks.examples import IGNORED_LABEL, EncodedExample, Example, IntArray, TaggedSentence
+from coterie.tasks.examples import (
+    IGNORED_LABEL,
+    EncodedExample,
+    Example,
+    LabelArray,
+    PredictedArray,
+    TaggedSentence,
+)
 from coterie.tasks.read import SentenceFile, has_split, read_sentences
 from coterie.tasks.tag_schemes import OUTSIDE, label_set, split_tag, to_iob2
 from coterie.tasks.task import DataFiles, Split, TaskData
@@ -113,7 +120,7 @@ class TokenClassification(msgspec.Struct, frozen=True, kw_only=True):
         scores = logits.reshape(-1, logits.shape[-1]).float()
         return cross_entropy(scores, labels.reshape(-1), ignore_index=IGNORED_LABEL, reduction="sum")
 
-    def count_loss_tokens(self, labels: IntArray) -> int:
+    def count_loss_tokens(self, labels: LabelArray) -> int:
         """Tokens with a label."""
         return int(np.count_nonzero(labels != IGNORED_LABEL))
 
@@ -125,7 +132,7 @@ class TokenClassification(msgspec.Struct, frozen=True, kw_only=True):
         """Entity precision, recall and F1 over words, as seqeval counts them."""
         return EntityMetric(self)
 
-    def predicted_tags(self, encoded: EncodedExample, predicted: IntArray) -> tuple[str, ...]:
+    def predicted_tags(self, encoded: EncodedExample, predicted: PredictedArray) -> tuple[str, ...]:
         """The model's tag for each word, as predicted; `O` for words without a token.
 
         Args:
@@ -137,7 +144,7 @@ class TokenClassification(msgspec.Struct, frozen=True, kw_only=True):
             self.labels[predicted[position]] if position >= 0 else OUTSIDE for position in encoded.word_positions
         )
 
-    def decode(self, example: Example, encoded: EncodedExample, predicted: IntArray) -> TaggedSentence:
+    def decode(self, example: Example, encoded: EncodedExample, predicted: PredictedArray) -> TaggedSentence:
         """The sentence with the model's tags, made valid IOB2 (the entities are those that the metric counts)."""
         sentence = _as_sentence(example)
         tags = to_iob2(tuple(_readable(tag) for tag in self.predicted_tags(encoded, predicted)))
@@ -159,16 +166,16 @@ class EntityMetric:
         self._task = task
         self._counts = EntityCounts()
 
-    def add(self, example: Example, encoded: EncodedExample, predicted: IntArray) -> None:
+    def add(self, example: Example, encoded: EncodedExample, predicted: PredictedArray) -> None:
         """Count one sentence."""
         tags = tuple(_readable(tag) for tag in self._task.predicted_tags(encoded, predicted))
         self._counts.add(_as_sentence(example).tags, tags)
 
-    def result(self) -> dict[str, float]:
+    def result(self, mean_loss: float | None = None) -> dict[str, float]:  # noqa: ARG002 - F1 needs no loss
         """All figures: `entity_f1`, `entity_precision`, `entity_recall`, `word_accuracy`, and per type."""
         return self._counts.result()
 
-    def report(self) -> str:
+    def report(self, mean_loss: float | None = None) -> str:  # noqa: ARG002 - as above
         """A table per entity type."""
         return self._counts.report()
 
