@@ -7,11 +7,11 @@ data, so the task's name is all that crosses the wire.
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import msgspec
 
-from coterie.tasks.examples import EncodedExample, Example, LabelArray, PredictedArray
+from coterie.tasks.examples import EncodedExample, Example, IntArray, LabelArray, PredictedArray
 from coterie.tasks.readers.options import DataSource, ReadOptions
 
 if TYPE_CHECKING:
@@ -142,6 +142,63 @@ class Task(Protocol):
 
     def write(self, path: Path, examples: Sequence[Example]) -> None:
         """Write rows, such as decoded ones, to a file whose suffix says the format."""
+        ...
+
+
+class GenerationMetric(Protocol):
+    """Collects generated answers row by row and gives figures."""
+
+    @property
+    def main_metric(self) -> str:
+        """The figure of `result` by which answers are judged; one of `shares`."""
+        ...
+
+    @property
+    def shares(self) -> tuple[str, ...]:
+        """The figures of `result` that are shares (at most 1), shown as percentages."""
+        ...
+
+    def add(self, gold: Example, answered: Example) -> None:
+        """Compare one row's own answer with the generated one (what `GenerativeTask.answer` made of it)."""
+        ...
+
+    def result(self) -> dict[str, float]:
+        """All figures, flat, by name; shares are 0 where no row was added."""
+        ...
+
+    def report(self) -> str:
+        """The figures as text for people, several lines."""
+        ...
+
+
+@runtime_checkable
+class GenerativeTask(Task, Protocol):
+    """A task of a causal model whose answers are written token by token, after a prompt.
+
+    `prompt` gives the ids to continue from, whoever generates appends one id after the other until one of `stop_ids`
+    or a limit, and `answer` makes a row of what was generated.
+    """
+
+    def prompt(self, example: Example, tokenizer: "LoadedTokenizer", max_tokens: int) -> IntArray:
+        """The ids (P,) to continue from, 1 <= P <= `max_tokens`; a row's own last answer is no part of them.
+
+        Args:
+            example: A row of this task's readers, with or without an answer.
+            tokenizer: The model's.
+            max_tokens: Most ids of the prompt: the context less the tokens that are to be generated.
+        """
+        ...
+
+    def stop_ids(self, tokenizer: "LoadedTokenizer") -> tuple[int, ...]:
+        """Ids after which nothing more is generated: those that end an answer; none if the tokenizer has none."""
+        ...
+
+    def answer(self, example: Example, tokenizer: "LoadedTokenizer", generated_ids: Sequence[int]) -> Example:
+        """The row with the generated text in the answer's place; a stop id at the end is no part of the text."""
+        ...
+
+    def generation_metric(self) -> GenerationMetric:
+        """A new, empty metric that compares generated answers with the rows' own."""
         ...
 
 
