@@ -23,9 +23,12 @@ def make_model(folder: Path, shape: str) -> Path:
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
     from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
+    from coterie.models.whole import quiet_transformers
+
     torch.manual_seed(0)
     config = BertConfig(**SHAPES[shape], vocab_size=VOCABULARY, max_position_embeddings=512)
-    BertModel(config).save_pretrained(folder)
+    with quiet_transformers():  # "Writing model shards", in the middle of the figures
+        BertModel(config).save_pretrained(folder)
     words = [*_SPECIAL, *(f"w{index}" for index in range(VOCABULARY - len(_SPECIAL)))]
     tokenizer = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()

@@ -12,6 +12,7 @@ import msgspec
 from coterie import __version__
 from coterie.checkpoint.assembling import ExportDtype, assemble_adapter, assemble_full
 from coterie.checkpoint.durable import publish_folder, remove_folder, settle, storage_errors, sync_tree
+from coterie.checkpoint.export_record import RECORD, ExportRecord, read_record, write_record
 from coterie.checkpoint.model_card import CardFacts, model_card
 from coterie.checkpoint.names import PARTIAL
 from coterie.checkpoint.reading import Checkpoint
@@ -19,9 +20,6 @@ from coterie.errors import ModelError, StorageError, UsageError
 from coterie.models.skeleton import config_of
 from coterie.models.source import ModelSource
 from coterie.models.whole import quiet_transformers
-
-RECORD = "coterie.json"
-"""The file by which an exported folder is known as ours, with the names of all files that were written."""
 
 
 class SavesItself(Protocol):
@@ -51,15 +49,6 @@ class ExportOptions(msgspec.Struct, frozen=True, kw_only=True):
     base_name: str = ""
     max_shard_bytes: int | None = None
     facts: CardFacts = CardFacts()
-
-
-class _Record(msgspec.Struct, frozen=True, kw_only=True):
-    """What `RECORD` holds."""
-
-    coterie: str
-    run_id: str
-    step: int
-    files: tuple[str, ...]
 
 
 _DEFAULT = ExportOptions()
@@ -155,13 +144,12 @@ def _opened(folder: Path) -> SavesItself:
 
 
 def _write_record(partial: Path, checkpoint: Checkpoint) -> None:
-    record = _Record(
-        coterie=__version__,
-        run_id=checkpoint.manifest.terms.run_id,
-        step=checkpoint.step,
-        files=(*_files_in(partial), RECORD),
+    terms = checkpoint.manifest.terms
+    files = (*_files_in(partial), RECORD)
+    write_record(
+        partial,
+        ExportRecord(coterie=__version__, run_id=terms.run_id, step=checkpoint.step, files=files, task=terms.task),
     )
-    (partial / RECORD).write_bytes(msgspec.json.format(msgspec.json.encode(record), indent=2))
 
 
 @contextmanager
@@ -210,11 +198,8 @@ def _strangers_files(out_folder: Path) -> list[str]:
     """Files in `out_folder` that no export put there."""
     if out_folder.exists() and not out_folder.is_dir():
         raise StorageError(f"{out_folder} is a file", hint="choose a folder")
-    try:
-        ours = set(msgspec.json.decode((out_folder / RECORD).read_bytes(), type=_Record).files)
-    except (OSError, msgspec.DecodeError):
-        ours = set()
-    return sorted(set(_files_in(out_folder)) - ours)
+    record = read_record(out_folder)
+    return sorted(set(_files_in(out_folder)) - set(record.files if record else ()))
 
 
 def _files_in(folder: Path) -> tuple[str, ...]:

@@ -38,7 +38,9 @@ class RunTerms(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         seed: Base of data order and dropout. There is no other generator state to save: randomness belongs to
             (seed, step, micro-batch, unit), so `seed` and `global_step` restore it exactly.
         batch_rows, micro_batches: Rows of a mini-batch and into how many it is split.
+        task: What is learnt; empty in checkpoints of versions that knew one task only.
         group_by_length: Whether rows of similar length share a batch: part of the data's order.
+        lossy_links: Whether slow links may carry less than float32. Which ones do is planned anew.
         data_digest: Hash of the training data; empty if it was not taken.
         base_digest: Hash of the pretrained weights; empty if it was not taken.
     """
@@ -50,7 +52,9 @@ class RunTerms(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     batch_rows: int
     micro_batches: int
     schedule: ScheduleKind
+    task: str = ""
     group_by_length: bool = True
+    lossy_links: bool = False
     data_digest: str = ""
     base_digest: str = ""
 

@@ -11,7 +11,7 @@ class CardFacts(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         data: What it was trained on, in words: a file, a data set's name.
-        task: Such as `token-classification`, as the Hugging Face hub names tasks.
+        task: Such as `token-classification`, as recipes name it; by default what the checkpoint says.
         metrics: Quality on which data, such as `{"test entity F1": 0.72}`.
     """
 
@@ -20,7 +20,16 @@ class CardFacts(msgspec.Struct, frozen=True, kw_only=True):
     metrics: dict[str, float] = {}
 
 
-_TASK_OF = {
+_PIPELINE_TAG_OF_TASK = {
+    "token-classification": "token-classification",
+    "sequence-classification": "text-classification",
+    "regression": "text-classification",
+    "causal-lm": "text-generation",
+    "summarization": "summarization",
+}
+"""What the Hugging Face hub calls our tasks."""
+
+_PIPELINE_TAG_OF_CLASS = {
     "AutoModelForTokenClassification": "token-classification",
     "AutoModelForSequenceClassification": "text-classification",
     "AutoModelForCausalLM": "text-generation",
@@ -30,14 +39,16 @@ _TASK_OF = {
 def model_card(manifest: Manifest, facts: CardFacts, *, base_name: str, adapter: bool) -> str:
     """The Markdown text, with the header that the Hugging Face hub reads."""
     terms = manifest.terms
-    task = facts.task or _TASK_OF.get(terms.model.auto_class, "")
+    task = facts.task or terms.task
+    tag = _PIPELINE_TAG_OF_TASK.get(task) or _PIPELINE_TAG_OF_CLASS.get(terms.model.auto_class)
     header = ["---", f"base_model: {_quoted(base_name)}", f"library_name: {'peft' if adapter else 'transformers'}"]
-    if task:
-        header.append(f"pipeline_tag: {task}")
+    if tag:
+        header.append(f"pipeline_tag: {tag}")
     header += ["tags:", "- coterie", *(["- lora"] if terms.model.lora is not None else []), "---"]
     optimizer = terms.optimizer
     rows = [
         ("base model", base_name),
+        ("task", task or "not recorded"),
         ("trained on", facts.data or "not recorded"),
         ("method", _method(manifest)),
         ("optimizer steps", f"{manifest.global_step} of {terms.batch_rows} rows, {manifest.samples_seen} rows in all"),

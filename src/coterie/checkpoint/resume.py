@@ -1,9 +1,10 @@
 """May this run go on from that checkpoint? Every difference that changes the numbers is named, all at once.
 
-Must be equal: run, model and what is trained of it, optimizer, seed, batch rows, micro-batches, schedule, data and
-their order, base weights. May change, since losses do not depend on them: cut, devices, number of workers, allocator,
-recomputation, folder names, library versions (said in a note, since another torch may round differently). The number of
-epochs enters the numbers through the decay of the learning rate: it may change only where that is constant.
+Must be equal: run, task, model and what is trained of it, optimizer, seed, batch rows, micro-batches, schedule, data
+and their order, base weights, and whether links may lose digits. May change, since losses do not depend on them: cut,
+devices, number of workers, allocator, recomputation, folder names, library versions (said in a note, since another
+torch may round differently). The number of epochs enters the numbers through the decay of the learning rate: it may
+change only where that is constant.
 """
 
 from collections.abc import Mapping
@@ -19,8 +20,8 @@ _LONGEST_VALUE = 80
 _NOT_COMPARED = ("transformers_version", "_name_or_path")
 """Keys of a Hugging Face config that say where it comes from, not what the model computes."""
 
-_HASHES = ("data_digest", "base_digest")
-"""Compared only if both sides took them."""
+_IF_KNOWN = ("task", "data_digest", "base_digest")
+"""Compared only if both sides have them."""
 
 _RECIPE_WORDS = {
     "optimizer.total_samples": "rows of the whole run (epochs, max_steps)",
@@ -78,7 +79,7 @@ def check_resume(manifest: Manifest, wanted: RunTerms, libraries: Mapping[str, s
 def differences(saved: RunTerms, wanted: RunTerms) -> tuple[str, ...]:
     """One line per setting that differs: its name in the recipe, its value in the checkpoint, its value now."""
     before, now = _flatten(saved), _flatten(wanted)
-    for name in _HASHES:
+    for name in _IF_KNOWN:
         if not before[name] or not now[name]:
             before.pop(name)
             now.pop(name)

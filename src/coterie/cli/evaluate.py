@@ -14,8 +14,10 @@ def add_parser(verbs: "argparse._SubParsersAction[Parser]") -> Parser:
     parser: Parser = verbs.add_parser(
         "evaluate",
         help="compare a trained model's answers with the right ones",
-        description="Let a trained model answer on data that hold the right answers, and count: for named entities\n"
-        f"the figures of seqeval, per type.\n{DEVICES_TEXT}",
+        description="Let a trained model answer on data that hold the right answers, and compare: entity F1 as\n"
+        "seqeval counts it (token-classification), accuracy, F1 and Matthews correlation (sequence-classification),\n"
+        "Pearson and Spearman correlation (regression), perplexity (causal-lm), ROUGE (summarization).\n"
+        f"{DEVICES_TEXT}",
     )
     add_model_argument(parser)
     parser.add_argument("--data", required=True, help="a data file or folder, with the right answers")

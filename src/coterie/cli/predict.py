@@ -21,18 +21,20 @@ def add_parser(verbs: "argparse._SubParsersAction[Parser]") -> Parser:
     parser: Parser = verbs.add_parser(
         "predict",
         help="let a trained model answer on new data",
-        description="Let a trained model answer on new data: for named entities, a tag for every word.\n"
-        f"Without --data and --text, reads sentences from the standard input, one a line.\n{DEVICES_TEXT}",
+        description="Let a trained model answer on new data: a tag for every word (token-classification), a label\n"
+        "(sequence-classification), a number (regression), the text that follows (causal-lm, summarization).\n"
+        f"Without --data and --text, reads texts from the standard input, one a line.\n{DEVICES_TEXT}",
     )
     add_model_argument(parser)
     source = parser.add_mutually_exclusive_group()
     source.add_argument("--data", help="a data file or folder; answers in it are ignored")
-    source.add_argument("--text", action="append", metavar="SENTENCE", help="a sentence. Repeatable")
+    source.add_argument("--text", action="append", metavar="TEXT", help="a text to answer on. Repeatable")
     parser.add_argument(
         "--output",
         type=Path,
         metavar="FILE",
-        help="write the answers there: .conll, .jsonl or .csv; default: the standard output, as .conll",
+        help="write the answers there, in the format that its name says: .jsonl, .csv, and for tags .conll; "
+        "default: the standard output, in the task's usual format",
     )
     add_forward_flags(parser)
     return parser
@@ -42,11 +44,12 @@ def run(args: argparse.Namespace) -> int:
     """Predict and write."""
     from coterie.config.forward import forward_recipe  # noqa: PLC0415 - see cli.main
     from coterie.coordinator.preflight import check_forward  # noqa: PLC0415
+    from coterie.tasks.catalog import get_task  # noqa: PLC0415
     from coterie.tasks.writers import check_suffix  # noqa: PLC0415
 
-    if args.output is not None:
-        check_suffix(args.output)
     recipe = forward_recipe(args.folder, args.data, overrides_from(args))
+    if args.output is not None:
+        check_suffix(args.output, get_task(recipe.data.task).suffixes)
     check_forward(recipe, args.data, args.split)
     data = args.data or args.text or _lines_of_stdin()
     from coterie import api  # noqa: PLC0415 - imports torch: seconds, and a wrong flag should be told at once

@@ -1,17 +1,20 @@
 """The recipe of a run in which nothing is trained. Only what concerns such runs counts in it."""
 
+import typing
 from collections.abc import Mapping
 from pathlib import Path
 
+from coterie.checkpoint.export_record import read_record
 from coterie.config.loading import load_recipe
-from coterie.config.recipe import Recipe
+from coterie.config.model_look import read_json_object, task_of_config
+from coterie.config.recipe import Recipe, TaskName
 
 FORWARD_ROWS = 32
 """Rows of a batch where nothing is trained: enough to keep a core busy."""
 
 
 def forward_recipe(model: str | Path, data: object, options: Mapping[str, object]) -> Recipe:
-    """The recipe for predicting or evaluating `data` by `model`.
+    """The recipe for predicting or evaluating `data` by `model`; the task is the model's own unless options name one.
 
     Args:
         model: A trained model's folder or hub name.
@@ -22,5 +25,15 @@ def forward_recipe(model: str | Path, data: object, options: Mapping[str, object
         RecipeError: An option is wrong; all of them are named.
     """
     named = str(data) if isinstance(data, str | Path) and str(data) else "rows in memory"
-    fixed = {"model.name": str(model), "data.train": named, "train.batch_rows": FORWARD_ROWS}
+    fixed: dict[str, object] = {"model.name": str(model), "data.train": named, "train.batch_rows": FORWARD_ROWS}
+    if options.keys().isdisjoint(("task", "data.task")):
+        fixed["data.task"] = trained_task(Path(model))
     return load_recipe(None, {**fixed, **options})
+
+
+def trained_task(folder: Path) -> str | None:
+    """What the model in `folder` was trained for: as its export recorded it, else as its class says; None: unknown."""
+    record = read_record(folder)
+    task = record.task if record is not None else ""
+    task = task or task_of_config(read_json_object(folder / "config.json")) or ""
+    return task if task in typing.get_args(TaskName) else None

@@ -206,7 +206,9 @@ def run_terms(job: Job, micro_batches: int) -> RunTerms:
         batch_rows=job.recipe.train.batch_rows,
         micro_batches=micro_batches,
         schedule=job.recipe.train.schedule,
+        task=job.task.name,
         group_by_length=job.recipe.train.group_by_length,
+        lossy_links=job.recipe.plan.lossy_links,
         data_digest=job.data_digest,
         base_digest=job.base_digest,
     )

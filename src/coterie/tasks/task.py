@@ -103,6 +103,11 @@ class Task(Protocol):
         """The figures of `Metric.result` over all rows that are shares (at most 1), shown as percentages."""
         ...
 
+    @property
+    def suffixes(self) -> tuple[str, ...]:
+        """Ends of the file names that `write` understands; the first is the usual format, that of `text`."""
+        ...
+
     def prepare(self, files: DataFiles) -> TaskData:
         """Read all splits and settle the labels; labels that this task already has are kept."""
         ...

@@ -20,7 +20,7 @@ from coterie.tasks.examples import (
 from coterie.tasks.read import SentenceFile, has_split, read_sentences
 from coterie.tasks.tag_schemes import OUTSIDE, label_set, split_tag, to_iob2
 from coterie.tasks.task import DataFiles, Split, TaskData
-from coterie.tasks.writers import to_conll, write_sentences
+from coterie.tasks.writers import SENTENCE_SUFFIXES, to_conll, write_sentences
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -39,6 +39,7 @@ class TokenClassification(msgspec.Struct, frozen=True, kw_only=True):
     auto_class: ClassVar[str] = "AutoModelForTokenClassification"
     main_metric: ClassVar[str] = "entity_f1"
     shares: ClassVar[tuple[str, ...]] = ("entity_f1", "entity_precision", "entity_recall", "word_accuracy")
+    suffixes: ClassVar[tuple[str, ...]] = SENTENCE_SUFFIXES
 
     labels: tuple[str, ...] = ()
 

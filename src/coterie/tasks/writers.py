@@ -51,14 +51,18 @@ _WRITERS: Mapping[str, Callable[[Sequence[TaggedSentence]], str]] = {
 }
 
 
-def check_suffix(path: Path) -> None:
-    """Refuse a file name that says no known format, before any work is done for it.
+SENTENCE_SUFFIXES = tuple(_WRITERS)
+"""The formats of tagged sentences."""
+
+
+def check_suffix(path: Path, suffixes: Sequence[str]) -> None:
+    """Refuse a file name that says no format of the task, before any work is done for it.
 
     Raises:
-        UsageError: The name ends in no known suffix.
+        UsageError: The name ends in none of `suffixes`.
     """
-    if path.suffix.lower() not in _WRITERS:
-        raise UsageError(f"no format is known by the name {path}", hint=f"end it in {' or '.join(_WRITERS)}")
+    if path.suffix.lower() not in suffixes:
+        raise UsageError(f"no format is known by the name {path}", hint=f"end it in {' or '.join(suffixes)}")
 
 
 def write_sentences(path: Path, sentences: Sequence[TaggedSentence]) -> None:
@@ -69,7 +73,7 @@ def write_sentences(path: Path, sentences: Sequence[TaggedSentence]) -> None:
         DataError: A word cannot be written in this format.
         StorageError: The file cannot be written.
     """
-    check_suffix(path)
+    check_suffix(path, SENTENCE_SUFFIXES)
     text = _WRITERS[path.suffix.lower()](sentences)
     try:
         path.write_bytes(text.encode("utf-8"))

@@ -1,0 +1,37 @@
+"""The small file in every exported folder that says which run made it, for which task, and of which files. No torch."""
+
+from pathlib import Path
+
+import msgspec
+
+RECORD = "coterie.json"
+"""Its name, by which a folder is known as exported here."""
+
+
+class ExportRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """What the file holds.
+
+    Attributes:
+        coterie: The version that wrote the folder.
+        task: What the model was trained for, such as `token-classification`; empty where that was not recorded.
+        files: Everything that was written, this file included.
+    """
+
+    coterie: str
+    run_id: str
+    step: int
+    files: tuple[str, ...]
+    task: str = ""
+
+
+def read_record(folder: Path) -> ExportRecord | None:
+    """The record of an exported folder; None for any other folder, or where the file is damaged."""
+    try:
+        return msgspec.json.decode((folder / RECORD).read_bytes(), type=ExportRecord)
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
+def write_record(folder: Path, record: ExportRecord) -> None:
+    """Write the file, which `record` already names among its own."""
+    (folder / RECORD).write_bytes(msgspec.json.format(msgspec.json.encode(record), indent=2))
