@@ -10,9 +10,10 @@ _READING = (
     "data.task",
     "data.format",
     "data.text_column",
+    "data.pair_column",
     "data.label_column",
     "data.sentence_column",
-    "data.tag_names",
+    "data.label_names",
     "data.encoding",
     "data.max_tokens",
 )

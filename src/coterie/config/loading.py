@@ -26,7 +26,7 @@ from coterie.config.recipe import LocalWorker, Recipe
 from coterie.errors import RecipeError
 from coterie.units import counted
 
-_NAME_OR_NUMBER = {"data.text_column", "data.label_column"}
+_NAME_OR_NUMBER = {"data.text_column", "data.pair_column", "data.label_column"}
 _UNQUOTED: Mapping[object, str] = {int: "a whole number", float: "a number", bool: "true or false"}
 _INTEGER = re.compile(r"[+-]?\d+")
 _HINT = "`coterie train --help` and docs/reference/recipe.md list every key"

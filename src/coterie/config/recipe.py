@@ -69,7 +69,14 @@ class DataSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     )
     text_column: Annotated[
         int | Text | None,
-        Meta(description="Column of the words: its name, or its number (0 is the first). Default: the usual one."),
+        Meta(
+            description="Column of the text (for tags: of the words): its name, or its number (0 is the first). "
+            "Default: the usual one."
+        ),
+    ] = None
+    pair_column: Annotated[
+        int | Text | None,
+        Meta(description="Column of the second text of a pair. Default: the usual one, if there is one."),
     ] = None
     label_column: Annotated[
         int | Text | None,
@@ -79,8 +86,8 @@ class DataSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         NonNegativeInt | Text | None,
         Meta(description="In CSV files: the column that says which sentence a word belongs to."),
     ] = None
-    tag_names: Annotated[
-        tuple[Text, ...], Meta(description="What tags written as integers mean, in order: the first is tag 0.")
+    label_names: Annotated[
+        tuple[Text, ...], Meta(description="What labels written as integers mean, in order: the first is label 0.")
     ] = ()
     encoding: Annotated[str, Meta(min_length=1, description="Encoding of the data files.")] = "utf-8"
     max_tokens: Annotated[

@@ -10,9 +10,9 @@ from pathlib import Path
 from coterie.checkpoint.names import checkpoint_folder, saved_steps
 from coterie.config.recipe import ClusterSection, DataSection, Recipe
 from coterie.errors import CheckpointError, StorageError, UsageError
-from coterie.jobs.model_folder import local_model_folder
-from coterie.tasks.read import check_source
+from coterie.jobs.model_folder import local_model
 from coterie.tasks.readers.options import DataSource, ReadOptions
+from coterie.tasks.sources import check_source
 from coterie.transport.listening import check_port
 
 
@@ -36,7 +36,7 @@ def check_planning(recipe: Recipe) -> None:
         source = getattr(recipe.data, split)
         if source is not None:
             check_source(source, split=split, options=read_options(recipe.data))
-    local_model_folder(recipe.model.name)
+    local_model(recipe.model.name)
     _check_port(recipe.cluster)
 
 
@@ -48,7 +48,7 @@ def check_forward(recipe: Recipe, data: DataSource | None, split: str) -> None:
     """
     if data is not None:
         check_source(data, split=split, options=read_options(recipe.data))
-    local_model_folder(recipe.model.name)
+    local_model(recipe.model.name)
     _check_port(recipe.cluster)
 
 
@@ -85,9 +85,10 @@ def read_options(data: DataSection, *, tagged: bool = True) -> ReadOptions:
     return ReadOptions(
         format=data.format,
         text_column=data.text_column,
+        pair_column=data.pair_column,
         label_column=data.label_column,
         sentence_column=data.sentence_column,
-        tag_names=data.tag_names,
+        label_names=data.label_names,
         encoding=data.encoding,
         tagged=tagged,
     )

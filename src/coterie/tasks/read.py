@@ -13,15 +13,9 @@ from coterie.tasks.readers.csv_rows import find_delimiter, read_csv
 from coterie.tasks.readers.options import DataSource, FileFormat, RawSentence, ReadOptions
 from coterie.tasks.readers.plain_text import read_plain_text
 from coterie.tasks.readers.records import read_jsonl, read_records
-from coterie.tasks.readers.text import read_text, unreadable
+from coterie.tasks.readers.text import read_text
+from coterie.tasks.sources import open_source, pick_split, refuse_binary, require_split_file, source_name
 from coterie.tasks.tag_schemes import name_scheme, split_tag, to_iob2
-
-SPLIT_NAMES: Mapping[str, tuple[str, ...]] = {
-    "train": ("train", "training"),
-    "dev": ("dev", "validation", "valid", "val", "testa"),
-    "test": ("test", "testb"),
-}
-"""The words under which data sets keep each split."""
 
 _SUFFIXES: Mapping[str, FileFormat] = {
     ".jsonl": "jsonl",
@@ -64,11 +58,7 @@ def _find_format(path: Path, text: str, options: ReadOptions) -> FileFormat:
 
 
 def _read_file(path: Path, options: ReadOptions) -> list[RawSentence]:
-    if path.suffix.lower() in {".parquet", ".arrow"}:
-        raise DataError(
-            f"{path}: this format is not read directly",
-            hint="load it with the `datasets` library and save it with `save_to_disk`",
-        )
+    refuse_binary(path)
     text = read_text(path, options.encoding)
     file_format = options.format if options.format != "auto" else _find_format(path, text, options)
     if file_format == "jsonl":
@@ -84,86 +74,14 @@ def _read_file(path: Path, options: ReadOptions) -> list[RawSentence]:
     return read_conll(text, str(path), options)
 
 
-def find_split_file(folder: Path, split: str) -> Path | None:
-    """The file of a split in a folder of such files, such as `train.conll`; `None` if there is none.
-
-    Raises:
-        DataError: Several files could be meant.
-    """
-    try:
-        files = sorted(path for path in folder.iterdir() if path.is_file())
-    except OSError as error:
-        raise unreadable(folder, error) from error
-    found = [path for path in files if path.name.partition(".")[0].lower() in SPLIT_NAMES[split]]
-    if len(found) > 1:
-        names = ", ".join(path.name for path in found)
-        raise DataError(f"{folder}: {names} could all be the {split} data", hint="name the file itself")
-    return found[0] if found else None
-
-
-def _pick_split(splits: Mapping[str, hf_datasets.Rows], split: str, source: str) -> hf_datasets.Rows:
-    name = next((name for name in SPLIT_NAMES[split] if name in splits), None)
-    if name is None:
-        raise DataError(f"{source}: has no {split} split; its splits: {', '.join(splits)}", hint="name another source")
-    return splits[name]
-
-
-def _open(source: DataSource, options: ReadOptions) -> Path | hf_datasets.Rows | Mapping[str, hf_datasets.Rows]:
-    """A file or folder of files as a path, everything else as rows or as splits of rows."""
-    if not isinstance(source, str | Path):
-        return source
-    path = Path(source)
-    if hf_datasets.is_datasets_folder(path) or (options.format == "datasets" and not path.is_file()):
-        return hf_datasets.load_data_set(str(source))
-    return path
-
-
-def has_split(source: DataSource, split: str, options: ReadOptions) -> bool:
-    """The source is one of several splits and holds this one (a file or plain rows hold only themselves)."""
-    opened = _open(source, options)
-    if isinstance(opened, Path):
-        return opened.is_dir() and find_split_file(opened, split) is not None
-    return isinstance(opened, Mapping) and any(name in opened for name in SPLIT_NAMES[split])
-
-
 def _read_raw(source: DataSource, split: str, options: ReadOptions) -> tuple[str, list[RawSentence]]:
-    opened = _open(source, options)
+    opened = open_source(source, options)
     if not isinstance(opened, Path):
-        name = str(source) if isinstance(source, str | Path) else f"the {split} rows in memory"
-        rows = _pick_split(opened, split, name) if isinstance(opened, Mapping) else opened
-        return name, read_records(rows, name, hf_datasets.with_tag_names(rows, options))
-    if not opened.is_dir():
-        return str(opened), _read_file(opened, options)
-    file = _require_split_file(opened, split)
+        name = source_name(source, split)
+        rows = pick_split(opened, split, name) if isinstance(opened, Mapping) else opened
+        return name, read_records(rows, name, hf_datasets.with_label_names(rows, options))
+    file = require_split_file(opened, split) if opened.is_dir() else opened
     return str(file), _read_file(file, options)
-
-
-def _require_split_file(folder: Path, split: str) -> Path:
-    file = find_split_file(folder, split)
-    if file is None:
-        raise DataError(
-            f"{folder}: holds no {split} data",
-            hint=f"a folder holds files such as train.conll and dev.conll ({', '.join(SPLIT_NAMES[split])})",
-        )
-    return file
-
-
-def check_source(source: DataSource, *, split: str, options: ReadOptions) -> None:
-    """Is there something to open? Asked early, where reading would first load libraries that take seconds.
-
-    Raises:
-        DataError: No such file, or the folder holds no such split.
-    """
-    if not isinstance(source, str | Path):
-        return
-    path = Path(source)
-    if hf_datasets.is_datasets_folder(path) or options.format == "datasets":
-        return
-    file = _require_split_file(path, split) if path.is_dir() else path
-    try:
-        file.open("rb").close()
-    except OSError as error:
-        raise unreadable(file, error) from error
 
 
 def _check(sentence: RawSentence, index: int, source: str) -> None:

@@ -17,7 +17,8 @@ from coterie.tasks.examples import (
     PredictedArray,
     TaggedSentence,
 )
-from coterie.tasks.read import SentenceFile, has_split, read_sentences
+from coterie.tasks.read import SentenceFile, read_sentences
+from coterie.tasks.sources import has_split
 from coterie.tasks.tag_schemes import OUTSIDE, label_set, split_tag, to_iob2
 from coterie.tasks.task import DataFiles, Split, TaskData
 from coterie.tasks.writers import SENTENCE_SUFFIXES, to_conll, write_sentences

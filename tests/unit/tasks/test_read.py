@@ -4,9 +4,10 @@ from pathlib import Path
 import pytest
 
 from coterie.errors import DataError, MissingPackageError, RecipeError
-from coterie.tasks.read import find_split_file, has_split, read_sentences
+from coterie.tasks.read import read_sentences
 from coterie.tasks.readers.options import ReadOptions
 from coterie.tasks.readers.plain_text import split_words
+from coterie.tasks.sources import find_split_file, has_split
 
 CONLL_2003 = """-DOCSTART- -X- O O
 
@@ -174,9 +175,9 @@ def test_jsonl_is_split_at_line_feeds_only(tmp_path):
 
 def test_integer_tags_are_named_by_the_user(tmp_path):
     path = write(tmp_path, "a.jsonl", '{"tokens": ["x", "y"], "labels": [2, 0]}')
-    assert pairs(path, tag_names=("O", "B-X", "I-X")) == [[("x", "B-X"), ("y", "O")]]
-    with pytest.raises(DataError, match="the tag 2 is outside the 2 tag names"):
-        pairs(path, tag_names=("O", "B-X"))
+    assert pairs(path, label_names=("O", "B-X", "I-X")) == [[("x", "B-X"), ("y", "O")]]
+    with pytest.raises(DataError, match="the tag 2 is outside the 2 label names"):
+        pairs(path, label_names=("O", "B-X"))
 
 
 def test_fields_may_have_any_name(tmp_path):

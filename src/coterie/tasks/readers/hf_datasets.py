@@ -44,15 +44,16 @@ def load_data_set(name: str) -> Rows | Mapping[str, Rows]:
     return loaded
 
 
-def tag_names_of(rows: Rows, options: ReadOptions) -> tuple[str, ...]:
-    """What the integers of the tag column mean, if its feature is a list of `ClassLabel`."""
-    features = getattr(rows, "features", None) or {}
-    name = find_column(list(features), options.label_column, TAG_FIELDS)
-    names = getattr(getattr(features.get(name), "feature", None), "names", None)
+def label_names_of(rows: Rows, column: str | None) -> tuple[str, ...]:
+    """What the integers of a column mean, if its feature is a `ClassLabel` or a list of such."""
+    feature = (getattr(rows, "features", None) or {}).get(column)
+    names = getattr(getattr(feature, "feature", feature), "names", None)
     return tuple(names) if names else ()
 
 
-def with_tag_names(rows: Rows, options: ReadOptions) -> ReadOptions:
+def with_label_names(rows: Rows, options: ReadOptions) -> ReadOptions:
     """The options, completed by what the data set knows about its tags; names that the user gave win."""
-    names = options.tag_names or tag_names_of(rows, options)
-    return msgspec.structs.replace(options, tag_names=names)
+    features = getattr(rows, "features", None) or {}
+    column = find_column(list(features), options.label_column, TAG_FIELDS)
+    names = options.label_names or label_names_of(rows, column)
+    return msgspec.structs.replace(options, label_names=names)

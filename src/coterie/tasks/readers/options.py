@@ -22,19 +22,22 @@ class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         format: `auto` goes by the file's name and first lines.
-        text_column: Where the words are. In a CoNLL file, whose columns have no names, it is an index (first: 0).
-        label_column: Where the tags are (in a CoNLL file by default the last).
-        sentence_column: In CSV: which sentence a word belongs to.
-        tag_names: What integer tags mean, in order.
+        text_column: Where the text, or the words, are. In a CoNLL file, whose columns have no names, it is an index
+            (first: 0).
+        pair_column: Where the second text of a pair is.
+        label_column: Where the labels are (in a CoNLL file by default the last).
+        sentence_column: In CSV with a word a row: which sentence a word belongs to.
+        label_names: What integer labels mean, in order.
         encoding: Of text files.
-        tagged: The data holds tags; false for data that is only to be tagged by a model.
+        tagged: The data holds the answers; false for data that a model is only to answer.
     """
 
     format: FileFormat = "auto"
     text_column: Column = None
+    pair_column: Column = None
     label_column: Column = None
     sentence_column: Column = None
-    tag_names: tuple[str, ...] = ()
+    label_names: tuple[str, ...] = ()
     encoding: str = "utf-8"
     tagged: bool = True
 

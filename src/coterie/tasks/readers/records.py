@@ -2,11 +2,9 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 
-import msgspec
-
 from coterie.errors import DataError
+from coterie.tasks.readers.json_rows import json_lines
 from coterie.tasks.readers.options import Column, RawSentence, ReadOptions, find_column
-from coterie.tasks.readers.text import split_lines
 
 WORD_FIELDS = ("tokens", "words")
 TAG_FIELDS = ("ner_tags", "tags", "labels", "ner")
@@ -33,11 +31,11 @@ def _tag(value: object, names: Sequence[str], where: str) -> str:
     if isinstance(value, str):
         return value
     if not isinstance(value, int) or isinstance(value, bool):
-        raise DataError(f"{where}: {value!r} is not a tag", hint="a tag is a string, or an integer with `tag_names`")
+        raise DataError(f"{where}: {value!r} is not a tag", hint="a tag is a string, or an integer with `label_names`")
     if not names:
-        raise DataError(f"{where}: the tags are integers and nothing says what they mean", hint="give `tag_names`")
+        raise DataError(f"{where}: the tags are integers and nothing says what they mean", hint="give `label_names`")
     if not 0 <= value < len(names):
-        raise DataError(f"{where}: the tag {value} is outside the {len(names)} tag names", hint="check `tag_names`")
+        raise DataError(f"{where}: the tag {value} is outside the {len(names)} label names", hint="check `label_names`")
     return names[value]
 
 
@@ -60,7 +58,7 @@ def sentence_from_record(record: object, line: int, where: str, options: ReadOpt
     value = _field(record, options.label_column, TAG_FIELDS, where)
     if not isinstance(value, (list, tuple)):
         raise DataError(f"{where}: the tags are not a list", hint="one tag for each word")
-    tags = tuple(_tag(tag, options.tag_names, where) for tag in value)
+    tags = tuple(_tag(tag, options.label_names, where) for tag in value)
     if len(tags) != len(words):
         raise DataError(f"{where}: {len(words)} words but {len(tags)} tags", hint="one tag for each word")
     return RawSentence(words=words, tags=tags, lines=lines)
@@ -77,14 +75,6 @@ def read_jsonl(text: str, source: str, options: ReadOptions) -> list[RawSentence
     Raises:
         DataError: A line is not a JSON object or not a tagged sentence; `source` and line are named.
     """
-    sentences = []
-    for number, line in enumerate(split_lines(text), start=1):
-        if not line.strip():
-            continue
-        where = f"{source}:{number}"
-        try:
-            record = msgspec.json.decode(line.encode("utf-8"))
-        except (msgspec.DecodeError, UnicodeEncodeError, RecursionError) as error:
-            raise DataError(f"{where}: broken JSON: {error}", hint="every line is one complete JSON object") from error
-        sentences.append(sentence_from_record(record, number, where, options))
-    return sentences
+    return [
+        sentence_from_record(record, line, f"{source}:{line}", options) for line, record in json_lines(text, source)
+    ]
