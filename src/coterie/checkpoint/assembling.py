@@ -11,7 +11,7 @@ from coterie.checkpoint.reading import Checkpoint
 from coterie.checkpoint.weights import CheckpointWeights
 from coterie.errors import UsageError
 from coterie.jobs.model_spec import LoraSpec, ModelSpec
-from coterie.models.adapters import ADAPTER, clean_name, is_adapter
+from coterie.models.adapters import ADAPTER, clean_name, is_adapter, is_transposed
 from coterie.models.anatomy import Anatomy, describe
 from coterie.models.skeleton import empty_model
 from coterie.models.source import ModelSource
@@ -110,6 +110,8 @@ def _with_adapters(
         r=lora.rank,
         lora_alpha=lora.alpha,
         lora_dropout=lora.dropout,
+        use_rslora=lora.variant == "rslora",
+        use_dora=lora.variant == "dora",
         target_modules=list(lora.target_modules),
         modules_to_save=list(saved) or None,
         fan_in_fan_out=_transposed(model, lora),
@@ -140,7 +142,7 @@ def _name_in_files(place: str) -> str:
 
 def _transposed(model: "PreTrainedModel", lora: LoraSpec) -> bool:
     """Whether the adapted layers hold their weights as [in, out], as GPT-2's do: PEFT wants to be told."""
-    return any(type(model.get_submodule(name)).__name__ == "Conv1D" for name in lora.target_modules)
+    return any(is_transposed(model.get_submodule(name)) for name in lora.target_modules)
 
 
 def _peft_task(model: "PreTrainedModel", auto_class: str, saved: tuple[str, ...]) -> str | None:

@@ -74,7 +74,12 @@ def _title(base_name: str) -> str:
 def _method(manifest: Manifest) -> str:
     model = manifest.terms.model
     if model.lora is not None:
-        return f"LoRA, rank {model.lora.rank}, alpha {model.lora.alpha}"
+        name = {"lora": "LoRA", "rslora": "rsLoRA", "dora": "DoRA"}[model.lora.variant]
+        return f"{name}, rank {model.lora.rank}, alpha {model.lora.alpha}"
+    if model.method == "bitfit":
+        return "BitFit: biases and task layers"
+    if model.method == "head":
+        return "task layers only"
     return f"full fine-tuning, {len(model.frozen)} parameters frozen" if model.frozen else "full fine-tuning"
 
 

@@ -33,19 +33,34 @@ def contradictions(recipe: Recipe) -> Iterator[Contradiction]:
 
 
 def _method(train: TrainSection) -> Iterator[Contradiction]:
-    if train.method == "full":
-        for key in ("lora_rank", "lora_alpha", "lora_dropout", "lora_targets"):
+    if train.method != "lora":
+        for key in ("lora_variant", "lora_rank", "lora_alpha", "lora_dropout", "lora_targets"):
             if getattr(train, key) != getattr(TrainSection(), key):
                 yield Contradiction(
                     key=f"train.{key}",
-                    text='has no effect with method = "full"; set method = "lora" or leave it out',
+                    text=f'has no effect with method = "{train.method}"; set method = "lora" or leave it out',
                     others=("train.method",),
                 )
-    elif train.freeze:
+    if train.freeze and train.method == "lora":
         yield Contradiction(
             key="train.freeze",
-            text='has no effect with method = "lora", which trains adapters only; leave it out',
+            text='has no effect with method = "lora", which trains adapters only; leave it out (`trainable` chooses '
+            "where adapters go)",
             others=("train.method",),
+        )
+    if train.method == "head":
+        for key in ("freeze", "trainable"):
+            if getattr(train, key):
+                yield Contradiction(
+                    key=f"train.{key}",
+                    text='has no effect with method = "head", which trains the task layers only; leave it out',
+                    others=("train.method",),
+                )
+    elif train.freeze and train.trainable:
+        yield Contradiction(
+            key="train.trainable",
+            text="and freeze say the same thing from two ends; give one",
+            others=("train.freeze",),
         )
     if train.optimizer != "sgd" and train.momentum:
         yield Contradiction(

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from coterie.jobs.model_spec import TrainableMethod
+from coterie.jobs.model_spec import LoraVariant, TrainableMethod
 from coterie.profiles.cluster_profile import DeviceType
 from coterie.units import parse_bytes
 
@@ -99,7 +99,20 @@ class DataSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 class TrainSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How the parameters are trained."""
 
-    method: Annotated[TrainableMethod, Meta(description="Train all parameters (`full`) or adapters (`lora`).")] = "full"
+    method: Annotated[
+        TrainableMethod,
+        Meta(
+            description="Train all parameters (`full`), adapters (`lora`), biases and task layers (`bitfit`), or the "
+            "task layers alone (`head`)."
+        ),
+    ] = "full"
+    lora_variant: Annotated[
+        LoraVariant,
+        Meta(
+            description="Plain adapters (`lora`), scaled by alpha / sqrt(rank) for high ranks (`rslora`), or with the "
+            "length of each output's weights trained apart (`dora`: better at low ranks, slower)."
+        ),
+    ] = "lora"
     lora_rank: Annotated[int, Meta(ge=1, description="Rank of the adapters.")] = 8
     lora_alpha: Annotated[int, Meta(ge=1, description="Scale of the adapters: their output times alpha / rank.")] = 16
     lora_dropout: Annotated[float, Meta(ge=0, lt=1, description="Dropout before the adapters.")] = 0.0
@@ -109,7 +122,17 @@ class TrainSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ] = ()
     freeze: Annotated[
         tuple[Text, ...],
-        Meta(description="Parameters that are not trained: `embeddings`, or patterns of names such as `*.layer.0.*`."),
+        Meta(
+            description="Parameters that are not trained: `embeddings`, `block 3`, `block 0..3` (both included), "
+            "`output layer`, or patterns of names such as `*.layer.0.*`."
+        ),
+    ] = ()
+    trainable: Annotated[
+        tuple[Text, ...],
+        Meta(
+            description="Instead of `freeze`, in the same words: all that is trained. With `lora`: where adapters go, "
+            "with `bitfit`: whose biases are trained; task layers are trained beside them."
+        ),
     ] = ()
     epochs: Annotated[int, Meta(ge=1, description="Passes over the training data.")] = 3
     max_steps: Annotated[PositiveInt | None, Meta(description="Stop after this many optimizer steps.")] = None

@@ -10,6 +10,7 @@ import numpy as np
 from coterie.config.recipe import Recipe
 from coterie.coordinator.preflight import read_options
 from coterie.ids import RunId
+from coterie.jobs.model_folder import GGUF
 from coterie.jobs.model_spec import LoraSpec, ModelSpec
 from coterie.jobs.optimizer_spec import OptimizerSpec
 from coterie.measure.cached import cached_model_profile
@@ -91,11 +92,12 @@ def prepare_job(recipe: Recipe, run: RunId, tell: Callable[[str], None]) -> Job:
         seed=recipe.train.seed,
         method=recipe.train.method,
         lora=_lora(recipe),
-        frozen_patterns=_frozen_patterns(recipe),
+        frozen_patterns=recipe.train.freeze,
+        trainable_patterns=recipe.train.trainable,
         compute_dtype=recipe.model.compute_dtype,
     )
     anatomy = describe(spec)
-    tokenizer = load_tokenizer(source.folder)
+    tokenizer = load_tokenizer(source.path)
     encoded = encode_splits(recipe, task, splits, tokenizer, anatomy)
     tell(f"model {short_name(source.name)}: {anatomy.unit_count - 2} blocks, {_parameter_count(anatomy)}")
     for split in encoded.values():
@@ -115,7 +117,7 @@ def prepare_job(recipe: Recipe, run: RunId, tell: Callable[[str], None]) -> Job:
         optimizer=_optimizer(recipe, len(encoded["train"].rows)),
         model_profile=_profile(recipe, spec, encoded["train"], short_name(source.name)),
         data_digest=_data_digest(encoded["train"].rows),
-        base_digest=_base_digest(source.folder),
+        base_digest=_base_digest(source),
         notes=(*tokenizer.notes, *notes, *new_layers),
     )
 
@@ -158,12 +160,12 @@ def _lora(recipe: Recipe) -> LoraSpec | None:
     if train.method != "lora":
         return None
     return LoraSpec(
-        rank=train.lora_rank, alpha=train.lora_alpha, dropout=train.lora_dropout, target_modules=train.lora_targets
+        variant=train.lora_variant,
+        rank=train.lora_rank,
+        alpha=train.lora_alpha,
+        dropout=train.lora_dropout,
+        target_modules=train.lora_targets,
     )
-
-
-def _frozen_patterns(recipe: Recipe) -> tuple[str, ...]:
-    return tuple("embedding" if pattern == "embeddings" else pattern for pattern in recipe.train.freeze)
 
 
 def _batch_settings(recipe: Recipe, micro_batches: int) -> BatchSettings:
@@ -220,12 +222,12 @@ def _data_digest(rows: Sequence[EncodedExample]) -> str:
     return digest.hexdigest()
 
 
-def _base_digest(folder: Path) -> str:
+def _base_digest(source: ModelSource) -> str:
     """Tells two sets of weights apart by size, beginning and end of each file: reading gigabytes would take minutes."""
     digest = hashlib.sha256()
     edge = 1 << 20
-    for path in sorted(folder.iterdir()):
-        if path.suffix in {".safetensors", ".bin"}:
+    for path in [source.gguf_file] if source.gguf_file else sorted(source.folder.iterdir()):
+        if path.suffix in {".safetensors", ".bin", GGUF}:
             with path.open("rb") as file:
                 size = path.stat().st_size
                 digest.update(f"{path.name} {size} ".encode())

@@ -18,11 +18,13 @@ _CONTENT_LIMIT_BYTES = 64 << 20
 
 _TRAIN_KEYS = (
     "method",
+    "lora_variant",
     "lora_rank",
     "lora_alpha",
     "lora_dropout",
     "lora_targets",
     "freeze",
+    "trainable",
     "epochs",
     "max_steps",
     "batch_rows",

@@ -4,16 +4,21 @@ from typing import Literal
 
 import msgspec
 
-TrainableMethod = Literal["full", "lora"]
+TrainableMethod = Literal["full", "lora", "bitfit", "head"]
+LoraVariant = Literal["lora", "rslora", "dora"]
 
 
 class LoraSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Low-rank adapters, in PEFT's words.
 
+    The variants: `rslora` scales by alpha / sqrt(rank) instead of alpha / rank; `dora` also trains the length of each
+    output's weights, apart from their direction.
+
     `target_modules` and `modules_to_save` are full module names, resolved once on the whole model (never on a stage,
     whose stubs would hide modules): see `coterie.models.adapters.resolve_lora`.
     """
 
+    variant: LoraVariant = "lora"
     rank: int = 8
     alpha: int = 16
     dropout: float = 0.0
@@ -28,9 +33,11 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
         config_json: The Hugging Face config, task settings (labels, dropout) included, as `config.to_json_string()`.
         auto_class: Name of the transformers auto class, such as `AutoModelForTokenClassification`.
         seed: Base of all randomness: new layers, adapters, dropout.
-        method: Train everything (`full`), adapters (`lora`), or nothing (`none`: the model only predicts).
+        method: Train everything (`full`), adapters (`lora`), biases and task layers (`bitfit`), only task layers
+            (`head`), or nothing (`none`: the model only predicts).
         lora: Set exactly when `method` is `lora`.
-        frozen: Full names of parameters that are not trained under `full` (for instance frozen embeddings).
+        frozen: Full names of parameters that are not trained, under the methods that train the model's own (all but
+            `lora`).
         compute_dtype: Type of the forward's arithmetic; weights that are trained stay float32.
     """
 

@@ -4,6 +4,7 @@ import math
 import warnings
 from typing import TYPE_CHECKING
 
+import msgspec
 import torch
 from torch import nn
 
@@ -18,13 +19,24 @@ ADAPTER = "default"
 """PEFT's name for the one adapter; it is not part of parameter names here, nor in PEFT's files."""
 
 
+_MAGNITUDE = ".lora_magnitude_vector"
+"""What DoRA adds to a module's name: the length of each output's weights. In PEFT's files nothing follows it."""
+
+
 def is_adapter(name: str) -> bool:
     """Whether a parameter is part of an adapter."""
-    return ".lora_A." in name or ".lora_B." in name
+    return ".lora_A." in name or ".lora_B." in name or _MAGNITUDE in name
+
+
+def module_of_magnitude(name: str) -> str | None:
+    """The adapted module if `name` is DoRA's vector of lengths, as PEFT's files name it; else None."""
+    return name.removesuffix(_MAGNITUDE) if name.endswith(_MAGNITUDE) else None
 
 
 def clean_name(name: str) -> str:
     """A parameter's name without PEFT's wrapping: base weights keep their own, adapters have that of PEFT's files."""
+    if _MAGNITUDE in name:
+        return name.partition(_MAGNITUDE)[0] + _MAGNITUDE
     if is_adapter(name):
         return name.replace(f".{ADAPTER}.", ".")
     return name.replace(".base_layer.", ".")
@@ -63,30 +75,46 @@ def resolve_lora(
         modules = [name for name, _ in model.named_modules() if name]
         saved = tuple(name for name in modules if _matches(name, lora.modules_to_save))
         _check_all_match(lora.modules_to_save, list(saved), sorted({name.rpartition(".")[2] for name in modules}))
-    return LoraSpec(
-        rank=lora.rank, alpha=lora.alpha, dropout=lora.dropout, target_modules=tuple(targets), modules_to_save=saved
-    )
+    return msgspec.structs.replace(lora, target_modules=tuple(targets), modules_to_save=saved)
 
 
-def adapter_shapes(model: nn.Module, lora: LoraSpec) -> dict[str, tuple[str, tuple[int, int]]]:
+def adapter_shapes(model: nn.Module, lora: LoraSpec) -> dict[str, tuple[str, tuple[int, ...]]]:
     """`{adapter parameter: (module, shape)}` on the whole model, without building them."""
-    shapes: dict[str, tuple[str, tuple[int, int]]] = {}
+    shapes: dict[str, tuple[str, tuple[int, ...]]] = {}
     for name in lora.target_modules:
         sizes = _adapter_shape(model.get_submodule(name))
         assert sizes is not None, f"{name} cannot have an adapter"
         inputs, outputs = sizes
         shapes[f"{name}.lora_A.weight"] = (name, (lora.rank, inputs))
         shapes[f"{name}.lora_B.weight"] = (name, (outputs, lora.rank))
+        if lora.variant == "dora":
+            shapes[name + _MAGNITUDE] = (name, (outputs,))
     return shapes
 
 
 def new_adapter(name: str, shape: tuple[int, ...], seed: int) -> torch.Tensor:
-    """An adapter parameter as PEFT starts it (A Kaiming-uniform, B zero), the same whichever stage holds it."""
+    """A low-rank matrix as PEFT starts it (A Kaiming-uniform, B zero), the same whichever stage holds it."""
     tensor = torch.zeros(shape)
     if ".lora_A." in name:
         generator = torch.Generator().manual_seed(seed_for_name(seed, name))
         nn.init.kaiming_uniform_(tensor, a=math.sqrt(5), generator=generator)
     return tensor
+
+
+def new_magnitude(weight: torch.Tensor, *, transposed: bool) -> torch.Tensor:
+    """DoRA's vector as PEFT starts it: the length of each output's row in the frozen weight [out, in].
+
+    Args:
+        weight: The module's own weight; [in, out] if `transposed`.
+        transposed: See `is_transposed`.
+    """
+    lengths: torch.Tensor = torch.linalg.norm(weight.T if transposed else weight, dim=1)
+    return lengths
+
+
+def is_transposed(module: nn.Module) -> bool:
+    """Whether a layer holds its weight as [in, out], as GPT-2's do."""
+    return type(module).__name__ == "Conv1D"
 
 
 def inject(model: nn.Module, lora: LoraSpec, targets: list[str]) -> None:
@@ -95,7 +123,14 @@ def inject(model: nn.Module, lora: LoraSpec, targets: list[str]) -> None:
         return
     from peft import LoraConfig, inject_adapter_in_model  # noqa: PLC0415 - heavy, and only for LoRA
 
-    config = LoraConfig(r=lora.rank, lora_alpha=lora.alpha, lora_dropout=lora.dropout, target_modules=targets)
+    config = LoraConfig(
+        r=lora.rank,
+        lora_alpha=lora.alpha,
+        lora_dropout=lora.dropout,
+        use_rslora=lora.variant == "rslora",
+        use_dora=lora.variant == "dora",
+        target_modules=targets,
+    )
     with warnings.catch_warnings():
         # PEFT says that it noticed GPT-2's transposed layers; the exported adapter config says so too.
         warnings.filterwarnings("ignore", message="fan_in_fan_out", category=UserWarning)
@@ -133,6 +168,6 @@ def _adapter_shape(module: nn.Module) -> tuple[int, int] | None:
     """Input and output width of a module that can have an adapter: a linear layer, or GPT-2's transposed one."""
     if isinstance(module, nn.Linear):
         return module.in_features, module.out_features
-    if type(module).__name__ == "Conv1D" and isinstance(weight := getattr(module, "weight", None), torch.Tensor):
+    if is_transposed(module) and isinstance(weight := getattr(module, "weight", None), torch.Tensor):
         return weight.shape[0], weight.shape[1]
     return None

@@ -1,7 +1,6 @@
 """From a model and the user's wishes to the spec that every worker gets."""
 
 from collections.abc import Mapping, Sequence
-from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
@@ -12,6 +11,7 @@ from coterie.models.adapters import refusal, resolve_lora
 from coterie.models.anatomy import Anatomy, describe
 from coterie.models.skeleton import empty_model
 from coterie.models.source import ModelSource, last_line
+from coterie.models.trainable import Choice, adapted_in, frozen_under_bitfit, frozen_under_head, frozen_when_chosen
 from coterie.models.weights import FolderWeights
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ def make_model_spec(  # noqa: PLR0913 - one argument per wish, all by keyword
     method: TrainableMethod = "full",
     lora: LoraSpec | None = None,
     frozen_patterns: Sequence[str] = (),
+    trainable_patterns: Sequence[str] = (),
     compute_dtype: Literal["float32", "bfloat16"] = "float32",
 ) -> ModelSpec:
     """Resolves adapters and frozen parameters on the whole model, and refuses what cannot be cut.
@@ -39,9 +40,10 @@ def make_model_spec(  # noqa: PLR0913 - one argument per wish, all by keyword
         auto_class: Such as `AutoModelForTokenClassification`.
         config_overrides: Config values that the task or the user sets (labels, dropout).
         seed: Base of all randomness.
-        method: `full` or `lora`.
+        method: What is trained: all, adapters, biases and task layers, or task layers.
         lora: Adapter settings with target words (see `resolve_lora`); the default ones if `method` is `lora`.
-        frozen_patterns: Under `full`: unit names (`embedding`, `block 0`) or globs of parameter names.
+        frozen_patterns: What `full` and `bitfit` leave as it is; see `coterie.models.trainable.matching`.
+        trainable_patterns: The complement: all that `full` trains, where `bitfit` trains biases and `lora` adapters.
         compute_dtype: `bfloat16` runs the forward under autocast; weights stay float32.
 
     Raises:
@@ -53,19 +55,17 @@ def make_model_spec(  # noqa: PLR0913 - one argument per wish, all by keyword
         config_json=config.to_json_string(), auto_class=auto_class, seed=seed, compute_dtype=compute_dtype
     )
     anatomy = describe(plain)
+    choice = Choice(frozen_patterns, trainable_patterns)
     if method == "lora":
-        if frozen_patterns:
-            raise RecipeError("LoRA freezes every weight of the model by itself", hint="leave `frozen` out with LoRA")
-        model = empty_model(plain)
-        wished = lora or LoraSpec()
-        resolved = resolve_lora(model, wished, anatomy.blocks_name, _task_layers(anatomy, source, plain))
-        named = wished.target_modules not in {(), ("auto",), ("all-linear",)}
-        return msgspec.structs.replace(plain, method="lora", lora=_accepted_by_peft(plain, resolved, named=named))
+        resolved = _adapters(source, plain, anatomy, lora or LoraSpec(), choice)
+        return msgspec.structs.replace(plain, method="lora", lora=resolved)
     if lora is not None:
         raise RecipeError(
-            "adapter settings are given, but the method is full fine-tuning", hint="use the method `lora`"
+            f"adapter settings are given, but the method is {'full fine-tuning' if method == 'full' else method}",
+            hint="use the method `lora`",
         )
-    return msgspec.structs.replace(plain, frozen=_frozen(anatomy, frozen_patterns))
+    frozen = _frozen(source, plain, anatomy, method, choice)
+    return msgspec.structs.replace(plain, method=method, frozen=frozen)
 
 
 def make_forward_spec(
@@ -128,20 +128,32 @@ def _accepted_by_peft(spec: ModelSpec, lora: LoraSpec, *, named: bool) -> LoraSp
     return msgspec.structs.replace(lora, target_modules=tuple(n for n in lora.target_modules if n in set(kept)))
 
 
-def _frozen(anatomy: Anatomy, patterns: Sequence[str]) -> tuple[str, ...]:
-    frozen: set[str] = set()
-    for pattern in patterns:
-        found = {
-            name
-            for name, unit in anatomy.unit_of.items()
-            if anatomy.unit_names[unit] == pattern or fnmatchcase(name, pattern)
-        }
-        if not found:
+def _frozen(
+    source: ModelSource, plain: ModelSpec, anatomy: Anatomy, method: TrainableMethod, choice: Choice
+) -> tuple[str, ...]:
+    """Names of the parameters that are not trained under a method that trains the model's own."""
+    if method == "bitfit":
+        return frozen_under_bitfit(anatomy, choice, _task_layers(anatomy, source, plain))
+    if method == "head":
+        if any(choice):
             raise RecipeError(
-                f"the frozen pattern {pattern!r} matches no parameter",
-                hint=f"write a unit ({', '.join(anatomy.unit_names)}) or a glob such as {next(iter(anatomy.unit_of))}",
+                "the method `head` trains the task layers and nothing else",
+                hint="leave `freeze` and `trainable` out, or choose layers with the method `full`",
             )
-        frozen |= found
-    if len(frozen) == len(anatomy.unit_of):
-        raise RecipeError("every parameter is frozen, so nothing would be trained", hint="freeze less")
-    return tuple(name for name in anatomy.unit_of if name in frozen)
+        return frozen_under_head(anatomy, _task_layers(anatomy, source, plain))
+    if not any(choice):
+        return ()
+    return frozen_when_chosen(anatomy, choice, FolderWeights(source, plain).new_layers)
+
+
+def _adapters(source: ModelSource, plain: ModelSpec, anatomy: Anatomy, wished: LoraSpec, choice: Choice) -> LoraSpec:
+    """The adapters with the full names of the modules that get them."""
+    if choice.frozen:
+        raise RecipeError(
+            "LoRA freezes every weight of the model by itself",
+            hint="leave `freeze` out with LoRA; `trainable` chooses where adapters go",
+        )
+    resolved = resolve_lora(empty_model(plain), wished, anatomy.blocks_name, _task_layers(anatomy, source, plain))
+    if choice.trainable:
+        resolved = msgspec.structs.replace(resolved, target_modules=adapted_in(anatomy, resolved, choice.trainable))
+    return _accepted_by_peft(plain, resolved, named=wished.target_modules not in {(), ("auto",), ("all-linear",)})

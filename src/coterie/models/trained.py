@@ -11,6 +11,7 @@ import torch
 
 from coterie.errors import ModelError, UnsupportedModelError
 from coterie.jobs.model_spec import ModelSpec
+from coterie.models.adapters import is_transposed, module_of_magnitude
 from coterie.models.anatomy import describe
 from coterie.models.skeleton import empty_model
 from coterie.models.source import ModelSource, open_model, read_config
@@ -20,7 +21,7 @@ ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_FILE = "adapter_model.safetensors"
 
 _PREFIX = "base_model.model."
-_UNMERGED = ("use_dora", "alpha_pattern", "trainable_token_indices", "layer_replication")
+_UNMERGED = ("alpha_pattern", "trainable_token_indices", "layer_replication")
 """Settings of PEFT that change the merge's arithmetic."""
 
 
@@ -31,7 +32,7 @@ class TrainedModel:
     Attributes:
         source: The model: the folder itself, or an adapter's base with the adapter's config (labels).
         adapter: The adapter's folder, if it is one.
-        tokenizer_folder: Where the tokenizer is.
+        tokenizer_folder: Where the tokenizer is: a folder or a GGUF file.
     """
 
     source: ModelSource
@@ -66,7 +67,7 @@ def open_trained(name_or_folder: str | Path) -> TrainedModel:
     folder = Path(name_or_folder).expanduser()
     if not (folder / ADAPTER_CONFIG).is_file():
         source = open_model(name_or_folder)
-        return TrainedModel(source=source, adapter=None, tokenizer_folder=source.folder)
+        return TrainedModel(source=source, adapter=None, tokenizer_folder=source.path)
     base_name = _adapter_settings(folder).get("base_model_name_or_path")
     if not base_name:
         raise ModelError(f"{folder / ADAPTER_CONFIG} names no base model", hint="export the adapter again, or merged")
@@ -81,9 +82,9 @@ def open_trained(name_or_folder: str | Path) -> TrainedModel:
     config = read_config(folder, str(folder)) if own_config else base.config
     own_tokenizer = (folder / "tokenizer_config.json").is_file()
     return TrainedModel(
-        source=ModelSource(name=str(name_or_folder), folder=base.folder, config=config),
+        source=ModelSource(name=str(name_or_folder), folder=base.folder, config=config, gguf_file=base.gguf_file),
         adapter=folder,
-        tokenizer_folder=folder if own_tokenizer else base.folder,
+        tokenizer_folder=folder if own_tokenizer else base.path,
     )
 
 
@@ -102,15 +103,16 @@ class AdapterWeights:
         self._base = base
         self._whole: dict[str, torch.Tensor] = {}
         self._pairs: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._magnitudes: dict[str, torch.Tensor] = {}
         self._alpha = float(settings.get("lora_alpha", 1))
         self._root_scaled = bool(settings.get("use_rslora", False))
         anatomy, model = describe(spec), empty_model(spec)
-        self._transposed = {
-            f"{name}.weight" for name, module in model.named_modules() if type(module).__name__ == "Conv1D"
-        }
+        self._transposed = {f"{name}.weight" for name, module in model.named_modules() if is_transposed(module)}
         for key, tensor in tensors.items():
             name = key.removeprefix(_PREFIX)
-            if name.endswith(".lora_A.weight"):
+            if (adapted := module_of_magnitude(name)) is not None:
+                self._magnitudes[anatomy.slots.get(f"{adapted}.weight", f"{adapted}.weight")] = tensor
+            elif name.endswith(".lora_A.weight"):
                 module = name.removesuffix(".lora_A.weight")
                 name = f"{module}.weight"
                 self._pairs[anatomy.slots.get(name, name)] = tensor, tensors[f"{_PREFIX}{module}.lora_B.weight"]
@@ -122,6 +124,11 @@ class AdapterWeights:
                 f"the adapter {folder} holds {strange[0]}, which its model does not have",
                 hint="adapter and base model do not belong together",
             )
+        if self._magnitudes.keys() != (self._pairs.keys() if settings.get("use_dora") else set()):
+            raise ModelError(
+                f"the adapter {folder} is DoRA's by its config or by its weights, and not by both",
+                hint="export the adapter again",
+            )
 
     def get(self, names: Iterable[str]) -> dict[str, torch.Tensor]:
         """See `WeightStore.get`."""
@@ -130,8 +137,18 @@ class AdapterWeights:
         result |= {name: self._whole[name].float() for name in wanted if name in self._whole}
         for name in wanted:
             if name in self._pairs:
-                result[name] = result[name] + self._delta(name)
+                result[name] = self._merged(name, result[name])
         return result
+
+    def _merged(self, name: str, weight: torch.Tensor) -> torch.Tensor:
+        """A weight with its adapter in it: [out, in], or [in, out] where the model holds it so."""
+        merged = weight + self._delta(name)
+        magnitude = self._magnitudes.get(name)
+        if magnitude is None:
+            return merged
+        inputs = 0 if name in self._transposed else 1
+        lengths: torch.Tensor = torch.linalg.norm(merged, dim=inputs)
+        return (magnitude.float() / lengths).unsqueeze(inputs) * merged
 
     def _delta(self, name: str) -> torch.Tensor:
         """What an adapter adds to its weight: [out, in], or [in, out] where the model holds it so."""
