@@ -22,8 +22,8 @@ def collate(
         pad_to_multiple: T is rounded up to a multiple of it.
 
     Returns:
-        `input_ids`, `attention_mask` and, if the tokenizer makes them, `token_type_ids`, each (B, T); `labels` (B, T),
-        or (B,) where a row has one label.
+        `input_ids`, `attention_mask` (of packed rows `position_ids` instead) and, if the tokenizer makes them,
+        `token_type_ids`, each (B, T); `labels` (B, T), or (B,) where a row has one label.
     """
     count = len(examples)
     # A row without any token (a tokenizer without special tokens, an empty sentence) still needs a column.
@@ -35,10 +35,12 @@ def collate(
             array[index, : len(row)] = row
         return array
 
-    arrays: dict[str, LabelArray] = {
-        "input_ids": padded([row.input_ids for row in examples], pad_token_id),
-        "attention_mask": padded([np.ones(row.tokens, dtype=np.int64) for row in examples], 0),
-    }
+    arrays: dict[str, LabelArray] = {"input_ids": padded([row.input_ids for row in examples], pad_token_id)}
+    if any(row.position_ids is not None for row in examples):
+        # Transformers tells packed rows apart by their positions, if there is no mask. Padding is one more row.
+        arrays["position_ids"] = np.stack([_positions(row, width) for row in examples])
+    else:
+        arrays["attention_mask"] = padded([np.ones(row.tokens, dtype=np.int64) for row in examples], 0)
     types = [row.token_type_ids for row in examples if row.token_type_ids is not None]
     if types:
         arrays["token_type_ids"] = padded(types, 0)
@@ -47,3 +49,9 @@ def collate(
     else:
         arrays["labels"] = padded([row.labels.astype(np.int64, copy=False) for row in examples], IGNORED_LABEL)
     return arrays
+
+
+def _positions(row: EncodedExample, width: int) -> IntArray:
+    """Positions (T,) of a packed row, and from 0 again those of its padding."""
+    own = np.arange(row.tokens) if row.position_ids is None else row.position_ids
+    return np.concatenate([own, np.arange(width - row.tokens)])

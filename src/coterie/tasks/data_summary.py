@@ -9,7 +9,7 @@ import numpy as np
 
 from coterie.errors import DataError
 from coterie.tasks.examples import IGNORED_LABEL, EncodedExample, Example, IntArray
-from coterie.tasks.task import Split, Task
+from coterie.tasks.task import ReshapingTask, Split, Task
 
 if TYPE_CHECKING:
     from coterie.tasks.tokenizer import LoadedTokenizer
@@ -56,7 +56,8 @@ class DataSummary(msgspec.Struct, frozen=True, kw_only=True):
         )
         lines = [first]
         if self.truncated_rows:
-            lines.append(f"  {self.truncated_rows} rows are longer than the context: {self.truncated_words} words cut")
+            cut = f"{self.truncated_words} words" if self.words else "what exceeds it is"
+            lines.append(f"  {self.truncated_rows} rows are longer than the context: {cut} cut")
         if self.dropped_words:
             lines.append(f"  {self.dropped_words} words have no token in this tokenizer and are never tagged")
         if self.skipped_rows:
@@ -65,7 +66,7 @@ class DataSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EncodedSplit(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """The used rows of a split: `rows[i]` is the encoded `examples[i]`."""
+    """The used rows of a split: `rows[i]` is the encoded `examples[i]`; rows that several share have no examples."""
 
     examples: tuple[Example, ...]
     rows: tuple[EncodedExample, ...]
@@ -88,20 +89,39 @@ def encode_split(
         DataError: No row is left.
         UnsupportedModelError: The tokenizer does not serve this task.
     """
-    encoded = [task.encode(example, tokenizer, max_tokens) for example in split.examples]
-    pairs = list(zip(split.examples, encoded, strict=True))
+    reshaping = task if isinstance(task, ReshapingTask) else None
+    examples: Sequence[Example] = split.examples
+    if reshaping is not None:
+        examples = [piece for row in examples for piece in reshaping.pieces(row, tokenizer, max_tokens)]
+    pairs = [(example, task.encode(example, tokenizer, max_tokens)) for example in examples]
     used = [pair for pair in pairs if task.count_loss_tokens(pair[1].labels)] if for_training else pairs
     if not used:
         raise DataError(
             f"{split.source}: none of {len(pairs)} rows has a labelled token within {max_tokens} tokens",
             hint="check the data's labels, or allow longer rows",
         )
+    kept = tuple(example for example, _ in used)
     rows = tuple(row for _, row in used)
-    return EncodedSplit(
-        examples=tuple(example for example, _ in used),
-        rows=rows,
-        summary=_summarise(task, split, rows, skipped=len(pairs) - len(used)),
-    )
+    summary = _summarise(task, split, rows, skipped=len(pairs) - len(used))
+    if reshaping is not None:
+        notes = _reshaping_notes(split, examples) + reshaping.notes(split.examples, tokenizer)
+        joined = reshaping.joined(rows, max_tokens) if for_training else None
+        if joined is not None:
+            notes += (_packing_note(rows, joined, max_tokens),)
+            kept, rows = (), joined
+        summary = msgspec.structs.replace(summary, notes=(*summary.notes, *notes))
+    return EncodedSplit(examples=kept, rows=rows, summary=summary)
+
+
+def _reshaping_notes(split: Split, pieces: Sequence[Example]) -> tuple[str, ...]:
+    if len(pieces) == len(split.examples):
+        return ()
+    return (f"texts longer than the context are cut: {len(split.examples)} became {len(pieces)} rows",)
+
+
+def _packing_note(rows: Sequence[EncodedExample], joined: Sequence[EncodedExample], max_tokens: int) -> str:
+    filled = sum(row.tokens for row in rows) / (len(joined) * max_tokens)
+    return f"packed: {len(rows)} rows share {len(joined)} contexts of {max_tokens} tokens, {filled:.0%} full"
 
 
 def _summarise(task: Task, split: Split, rows: Sequence[EncodedExample], *, skipped: int) -> DataSummary:

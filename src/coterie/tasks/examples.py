@@ -34,6 +34,22 @@ class TaggedSentence(Example, frozen=True, kw_only=True):
     tags: tuple[str, ...] = ()
 
 
+class LabelledText(Example, frozen=True, kw_only=True):
+    """A text, or a pair of texts, with its label; `label` is None where nobody has said it yet."""
+
+    text: str
+    pair: str | None = None
+    label: str | None = None
+
+
+class ScoredText(Example, frozen=True, kw_only=True):
+    """A text, or a pair of texts, with its score; `score` is None where nobody has said it yet."""
+
+    text: str
+    pair: str | None = None
+    score: float | None = None
+
+
 class EncodedExample(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """One row as a model takes it, not padded.
 
@@ -41,6 +57,7 @@ class EncodedExample(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         input_ids: Token ids (T,).
         labels: One label per token (T,), or one for the row (); `IGNORED_LABEL`, or NaN if they are real, where none.
         token_type_ids: Segment of each token (T,), if the tokenizer makes them.
+        position_ids: Position of each token (T,), where several rows share a context: from 0 in each of them.
         word_positions: For each word the index of its first token, -1 for a word without a token (W,).
         truncated: The row was longer than the context.
         truncated_words: Words that the context cut off.
@@ -50,6 +67,7 @@ class EncodedExample(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     input_ids: IntArray
     labels: LabelArray
     token_type_ids: IntArray | None = None
+    position_ids: IntArray | None = None
     word_positions: IntArray | None = None
     truncated: bool = False
     truncated_words: int = 0

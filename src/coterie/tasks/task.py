@@ -21,12 +21,21 @@ if TYPE_CHECKING:
 
 
 class DataFiles(msgspec.Struct, frozen=True, kw_only=True):
-    """Where each split is. A split that is not given is taken from `train` if that holds several (a folder)."""
+    """Where each split is, and how its rows are used.
+
+    Attributes:
+        train, dev, test: A split that is not given is taken from `train` if that holds several (a folder).
+        options: How the files are read.
+        prompt: Of causal models: what stands before an answer, with `{text}` and perhaps `{input}`.
+        packing: Of causal models: several training rows share a context.
+    """
 
     train: DataSource | None = None
     dev: DataSource | None = None
     test: DataSource | None = None
     options: ReadOptions = ReadOptions()
+    prompt: str | None = None
+    packing: bool = False
 
 
 class Split(msgspec.Struct, frozen=True, kw_only=True):
@@ -204,6 +213,28 @@ class GenerativeTask(Task, Protocol):
 
     def generation_metric(self) -> GenerationMetric:
         """A new, empty metric that compares generated answers with the rows' own."""
+        ...
+
+
+@runtime_checkable
+class ReshapingTask(Task, Protocol):
+    """A task whose rows need not stay as they were read: long ones may be cut into several, short ones joined."""
+
+    @property
+    def usual_tokens(self) -> int:
+        """Most tokens of a row where the user sets no limit and the model would take more."""
+        ...
+
+    def pieces(self, example: Example, tokenizer: "LoadedTokenizer", max_tokens: int) -> tuple[Example, ...]:
+        """The row, or what it is cut into so that each piece fits."""
+        ...
+
+    def joined(self, rows: Sequence[EncodedExample], max_tokens: int) -> tuple[EncodedExample, ...] | None:
+        """Training rows of which several share a context; None if each stays for itself."""
+        ...
+
+    def notes(self, examples: Sequence[Example], tokenizer: "LoadedTokenizer") -> tuple[str, ...]:
+        """What a user should know of how these rows become tokens."""
         ...
 
 

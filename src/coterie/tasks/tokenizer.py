@@ -8,6 +8,8 @@ import msgspec
 import numpy as np
 
 from coterie.errors import ModelError, RecipeError
+from coterie.jobs.model_folder import GGUF
+from coterie.models.gguf_tokenizer import tokenizer_from_gguf
 from coterie.tasks.examples import IntArray
 
 if TYPE_CHECKING:
@@ -54,6 +56,7 @@ class LoadedTokenizer:
         self.notes = _choose_pad_token(hf, name)
         self.pad_token_id = int(hf.pad_token_id)
         self._word_prefix = _word_prefix(hf) if hf.is_fast else ""
+        self._leading_ids: tuple[int, ...] | None = None
 
     @property
     def class_name(self) -> str:
@@ -69,6 +72,30 @@ class LoadedTokenizer:
     def special_tokens(self) -> int:
         """Tokens that it adds to every row."""
         return int(self.hf.num_special_tokens_to_add(pair=False))
+
+    @property
+    def end_id(self) -> int | None:
+        """The id that ends a text (eos), if the tokenizer has one."""
+        return None if self.hf.eos_token_id is None else int(self.hf.eos_token_id)
+
+    @property
+    def leading_ids(self) -> tuple[int, ...]:
+        """Special tokens that the tokenizer puts before a text (Llama's bos); GPT-2's puts none."""
+        if self._leading_ids is None:
+            with_special = list(self.hf("a")["input_ids"])
+            plain = self.encode_text("a")
+            starts = range(len(with_special) - len(plain) + 1)
+            first = next((start for start in starts if with_special[start : start + len(plain)] == plain), 0)
+            self._leading_ids = tuple(with_special[:first])
+        return self._leading_ids
+
+    def encode_text(self, text: str) -> list[int]:
+        """The ids of a text, without special tokens around it; those written out within it are found."""
+        return list(self.hf(text, add_special_tokens=False, verbose=False)["input_ids"])
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of ids, special tokens left out."""
+        return str(self.hf.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
     def encode_words(self, words: Sequence[str], max_tokens: int) -> WordPieces:
         """The tokens of a sentence, at most `max_tokens` with the special ones; `knows_words` must be true."""
@@ -86,11 +113,16 @@ class LoadedTokenizer:
 
 
 def load_tokenizer(name: str | Path, *, trust_remote_code: bool = False) -> LoadedTokenizer:
-    """Load the tokenizer of a model folder, or of a hub model (downloaded once).
+    """Load the tokenizer of a model folder, of a GGUF file, or of a hub model (downloaded once).
 
     Raises:
         ModelError: There is none, or it is damaged.
     """
+    if Path(name).suffix == GGUF and Path(name).is_file():
+        from_file, notes = tokenizer_from_gguf(Path(name))
+        loaded = LoadedTokenizer(from_file, str(name))
+        loaded.notes = (*notes, *loaded.notes)
+        return loaded
     from transformers import AutoTokenizer  # noqa: PLC0415 - slow to import; only where text is encoded
 
     try:
