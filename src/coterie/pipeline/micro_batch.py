@@ -20,7 +20,7 @@ class MicroBatch(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         micro_batch: Index within the step, from 0.
         rows: Rows B; may be 0 (fewer rows than micro-batches).
         inputs: Keyword arguments of the model's forward, such as `input_ids` and `attention_mask`, each [B, T].
-        labels: [B, T] or [B], -100 where there is no loss; None where a stage needs none.
+        labels: [B, T] or [B], -100 (real-valued ones: NaN) where there is no loss; None where a stage needs none.
         step_loss_tokens: Loss tokens of the whole step: what `flush`, `gpipe` and `2bw` divide the loss by.
         micro_batch_loss_tokens: Loss tokens of these rows: what `stash` divides by.
         samples_seen: Rows of the run before these; the learning rate is a function of it.
@@ -51,11 +51,11 @@ def row_ranges(rows: int, micro_batches: int) -> tuple[tuple[int, int], ...]:
 def split_batch(
     inputs: Mapping[str, Tensor], labels: Tensor, *, micro_batches: int, step: int, samples_seen: int
 ) -> tuple[MicroBatch, ...]:
-    """Divide one batch into micro-batches by rows; a loss token is a label that is not -100.
+    """Divide one batch into micro-batches by rows; a loss token is a label that is not -100, and not NaN.
 
     Args:
         inputs: Tensors of R rows each, [R, T].
-        labels: [R, T] or [R].
+        labels: [R, T] or [R]; of a regression real-valued.
         micro_batches: How many; those beyond the rows are empty.
         step: The optimizer step that the batch belongs to.
         samples_seen: Rows of the run before this batch.
@@ -77,4 +77,5 @@ def split_batch(
 
 
 def _loss_tokens(labels: Tensor) -> int:
-    return int(labels.ne(IGNORED_LABEL).sum())
+    labelled = labels.isnan().logical_not() if labels.is_floating_point() else labels.ne(IGNORED_LABEL)
+    return int(labelled.sum())
