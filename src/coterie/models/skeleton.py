@@ -15,6 +15,11 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
 
+_CAUSAL_LM = "AutoModelForCausalLM"
+
+_CAUSAL_ANYWAY = frozenset({"gpt_neox", "gpt_neox_japanese"})
+"""Decoders whose config has `is_decoder` all the same, for nothing."""
+
 _BUILDING = threading.Lock()
 """`torch.device(...)` as a context sets a global of the process: two threads in it at once would leave it at `meta`."""
 
@@ -31,7 +36,8 @@ def model_class(spec_class: str, config: "PretrainedConfig") -> type["PreTrained
     """The transformers class that `auto_class` chooses for a config.
 
     Raises:
-        UnsupportedModelError: transformers has no such class, or none for this model type.
+        UnsupportedModelError: transformers has no such class, or none for this model type; or it would be asked for
+            the next token and reads it already.
     """
     import transformers  # noqa: PLC0415 - heavy
 
@@ -47,7 +53,23 @@ def model_class(spec_class: str, config: "PretrainedConfig") -> type["PreTrained
         raise UnsupportedModelError(
             f"{config.model_type} models have no {spec_class} in transformers", hint=f"supported are {SUPPORTED}"
         ) from None
+    if spec_class == _CAUSAL_LM:
+        _check_causal(config)
     return cast("type[PreTrainedModel]", found[0] if isinstance(found, tuple) else found)
+
+
+def _check_causal(config: "PretrainedConfig") -> None:
+    """Refuses halves of encoder-decoder models, and encoders, which transformers would build all the same."""
+    kind = config.model_type
+    if getattr(config, "is_encoder_decoder", False):
+        raise UnsupportedModelError(
+            f"{kind} is an encoder-decoder model, which cannot be cut yet", hint=f"supported are {SUPPORTED}"
+        )
+    if getattr(config, "is_decoder", True) is False and kind not in _CAUSAL_ANYWAY:
+        raise UnsupportedModelError(
+            f"{kind} models read text in both directions, so that they would see the word that they are to write",
+            hint="use a causal model such as Llama, Qwen or GPT-2 for causal-lm and summarization",
+        )
 
 
 def empty_model(spec: ModelSpec) -> "PreTrainedModel":
