@@ -1,11 +1,9 @@
 """Figures of causal models: perplexity and token accuracy of given texts, ROUGE of generated answers."""
 
-import importlib
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from coterie.errors import MissingPackageError
 from coterie.tasks.examples import IGNORED_LABEL, EncodedExample, Example, PredictedArray
 
 _LARGEST_LOSS = 700.0
@@ -55,18 +53,10 @@ class RougeMetric:
     shares = (*ROUGE_SHARES, "exact_match")
 
     def __init__(self, right_answers: Callable[[Example], tuple[str, ...]]) -> None:
-        """`right_answers` gives a row's own answers, or of an answered row the one answer.
+        """`right_answers` gives a row's own answers, or of an answered row the one answer."""
+        from rouge_score.rouge_scorer import RougeScorer  # noqa: PLC0415 - slow to import; workers never need it
 
-        Raises:
-            MissingPackageError: `rouge-score` is not installed.
-        """
-        try:
-            module = importlib.import_module("rouge_score.rouge_scorer")
-        except ImportError as error:
-            raise MissingPackageError(
-                "comparing generated texts needs the package `rouge-score`", hint="pip install 'coterie[rouge]'"
-            ) from error
-        self._scorer: Any = module.RougeScorer(list(_KINDS.values()), use_stemmer=True)
+        self._scorer: Any = RougeScorer(list(_KINDS.values()), use_stemmer=True)
         self._right_answers = right_answers
         self._sums = dict.fromkeys(self.shares, 0.0)
         self._rows = 0

@@ -183,7 +183,7 @@ def turn_end_ids(tokenizer: LoadedTokenizer) -> tuple[int, ...]:
         example = (Message(role="user", content="a"), Message(role=ASSISTANT, content="b"))
         row = chat_tokens(tokenizer, example, 0)
         written = [token for token, learnt in zip(row.ids, row.learnt, strict=True) if learnt]
-        if written and written[-1] in tokenizer.hf.all_special_ids:
+        if written and written[-1] in tokenizer.special_ids:
             ends.setdefault(written[-1])
     return tuple(ends)
 
@@ -225,7 +225,7 @@ def _marked_chat_tokens(tokenizer: LoadedTokenizer, messages: Sequence[Message],
 
 def _length_with_end(tokenizer: LoadedTokenizer, answer: Sequence[int]) -> int:
     """Tokens of an assistant's turn up to its last special one: what follows (a line end) is the template's."""
-    special = set(tokenizer.hf.all_special_ids)
+    special = tokenizer.special_ids
     return next((index + 1 for index in reversed(range(len(answer))) if answer[index] in special), len(answer))
 
 

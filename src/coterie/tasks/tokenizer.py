@@ -79,6 +79,12 @@ class LoadedTokenizer:
         return None if self.hf.eos_token_id is None else int(self.hf.eos_token_id)
 
     @property
+    def special_ids(self) -> frozenset[int]:
+        """Ids that stand for no text: ends, beginnings, turns."""
+        added = self.hf.added_tokens_decoder.items()
+        return frozenset(self.hf.all_special_ids) | {int(index) for index, token in added if token.special}
+
+    @property
     def leading_ids(self) -> tuple[int, ...]:
         """Special tokens that the tokenizer puts before a text (Llama's bos); GPT-2's puts none."""
         if self._leading_ids is None:
