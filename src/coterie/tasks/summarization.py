@@ -165,8 +165,7 @@ class Summarization(msgspec.Struct, frozen=True, kw_only=True):
             if excess <= 0 or kept == 0:
                 return tokens, kept < len(row.text)
             text_tokens = len(tokenizer.encode_text(row.text[:kept]))
-            share = 1 - excess / max(text_tokens, 1)
-            kept = min(kept - 1, max(int(kept * share), 0))
+            kept = min(kept - 1, kept * max(text_tokens - excess, 0) // max(text_tokens, 1))
 
     def _tokens(self, row: SummarizedText, text: str, tokenizer: "LoadedTokenizer") -> TokenRow:
         if row.summaries:
