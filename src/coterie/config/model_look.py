@@ -9,7 +9,7 @@ from typing import Literal
 import msgspec
 
 from coterie.errors import ModelError, UnsupportedModelError
-from coterie.jobs.model_folder import local_model_folder
+from coterie.jobs.model_folder import local_model
 
 ENCODERS = (
     "bert",
@@ -82,12 +82,11 @@ def look_at_model(name: str) -> ModelLook | None:
         ModelError: The path leads nowhere, or to a folder without a readable config.
         UnsupportedModelError: No task can be trained on such a model.
     """
-    path = Path(name).expanduser()
-    if path.suffix.lower() == ".gguf" and path.is_file():
-        return ModelLook(direction="decoder", model_type="GGUF file")
-    folder = local_model_folder(name)
+    folder = local_model(name)
     if folder is None:
         return None
+    if folder.is_file():
+        return ModelLook(direction="decoder", model_type="GGUF file")
     config = read_json_object(folder / "config.json")
     model_type = config.get("model_type")
     if not isinstance(model_type, str):

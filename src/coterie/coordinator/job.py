@@ -9,19 +9,22 @@ import numpy as np
 
 from coterie.config.recipe import Recipe
 from coterie.coordinator.preflight import read_options
+from coterie.coordinator.prompt_groups import Prompts
 from coterie.ids import RunId
 from coterie.jobs.model_folder import GGUF
 from coterie.jobs.model_spec import LoraSpec, ModelSpec
 from coterie.jobs.optimizer_spec import OptimizerSpec
 from coterie.measure.cached import cached_model_profile
 from coterie.models import Anatomy, FolderWeights, ModelSource, WeightStore, describe, make_model_spec, open_model
+from coterie.models.packing import check_packing
 from coterie.profiles.cache import ProfileCache
 from coterie.profiles.model_profile import ModelProfile
 from coterie.tasks.batches import BatchSettings, batch_shapes, steps_per_epoch
 from coterie.tasks.catalog import get_task
 from coterie.tasks.data_summary import EncodedSplit, encode_split
 from coterie.tasks.examples import EncodedExample
-from coterie.tasks.task import DataFiles, Split, Task
+from coterie.tasks.pad_token import LABELLING_CLASS, agree_on_pad
+from coterie.tasks.task import DataFiles, ReshapingTask, Split, Task
 from coterie.tasks.tokenizer import LoadedTokenizer, check_vocabulary, context_limit, load_tokenizer
 
 LIKELY_MICRO_BATCHES = 4
@@ -38,6 +41,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         data_digest, base_digest: What `coterie.checkpoint.resume` compares.
         notes: What the user should know of model, tokenizer and data.
         forward_only: Nothing is trained: a split is only predicted or evaluated.
+        prompts: Of a forward-only job whose answers are generated: what to continue, a prompt for each row.
+        wants_logits: A forward-only job runs its rows through the model as they are; off where they are only continued.
     """
 
     recipe: Recipe
@@ -55,6 +60,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     base_digest: str
     notes: tuple[str, ...]
     forward_only: bool = False
+    prompts: Prompts | None = None
+    wants_logits: bool = True
 
     @property
     def training_rows(self) -> int:
@@ -85,6 +92,9 @@ def prepare_job(recipe: Recipe, run: RunId, tell: Callable[[str], None]) -> Job:
     """
     source = open_model(recipe.model.name)
     task, splits, overrides, notes = _read_data(recipe)
+    tokenizer = load_tokenizer(source.path)
+    if task.auto_class == LABELLING_CLASS:
+        overrides = overrides | agree_on_pad(tokenizer, getattr(source.config, "pad_token_id", None))
     spec = make_model_spec(
         source,
         auto_class=task.auto_class,
@@ -95,9 +105,11 @@ def prepare_job(recipe: Recipe, run: RunId, tell: Callable[[str], None]) -> Job:
         frozen_patterns=recipe.train.freeze,
         trainable_patterns=recipe.train.trainable,
         compute_dtype=recipe.model.compute_dtype,
+        frozen_dtype=recipe.model.frozen_dtype,
     )
     anatomy = describe(spec)
-    tokenizer = load_tokenizer(source.path)
+    if recipe.data.packing:
+        check_packing(spec)
     encoded = encode_splits(recipe, task, splits, tokenizer, anatomy)
     tell(f"model {short_name(source.name)}: {anatomy.unit_count - 2} blocks, {_parameter_count(anatomy)}")
     for split in encoded.values():
@@ -130,7 +142,14 @@ def short_name(name: str) -> str:
 
 def _read_data(recipe: Recipe) -> tuple[Task, dict[str, Split], dict[str, object], tuple[str, ...]]:
     data = recipe.data
-    files = DataFiles(train=data.train, dev=data.dev, test=data.test, options=read_options(data))
+    files = DataFiles(
+        train=data.train,
+        dev=data.dev,
+        test=data.test,
+        options=read_options(data),
+        prompt=data.prompt,
+        packing=data.packing,
+    )
     read = get_task(data.task).prepare(files)
     notes = tuple(note for split in read.splits.values() for note in split.notes)
     return read.task, read.splits, read.config_overrides, notes
@@ -146,6 +165,8 @@ def encode_splits(
         DataError: A split has no row that can be used.
     """
     limit = context_limit(tokenizer, model_positions=anatomy.context_length, requested=recipe.data.max_tokens)
+    if recipe.data.max_tokens is None and isinstance(task, ReshapingTask):
+        limit = min(limit, task.usual_tokens)
     encoded = {
         name: encode_split(task, split, tokenizer, limit, for_training=name == "train")
         for name, split in splits.items()
@@ -219,6 +240,8 @@ def _data_digest(rows: Sequence[EncodedExample]) -> str:
         digest.update(len(row.input_ids).to_bytes(8, "little"))
         digest.update(row.input_ids.tobytes())
         digest.update(row.labels.tobytes())
+        if row.position_ids is not None:
+            digest.update(row.position_ids.tobytes())
     return digest.hexdigest()
 
 

@@ -4,7 +4,7 @@ The two differ for old files, for base-model files under a task's class, and for
 many tensors on disk and one in memory. This is the only module that touches transformers' loading internals.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,12 +20,15 @@ ReadTensor = Callable[[str], torch.Tensor]
 class CheckpointNames:
     """Which file tensors make up each of a model's tensors."""
 
-    def __init__(self, model: "PreTrainedModel", keys: Iterable[str]) -> None:
+    def __init__(
+        self, model: "PreTrainedModel", keys: Iterable[str], transforms: Sequence[object] | None = None
+    ) -> None:
         """Works out the mapping.
 
         Args:
             model: The whole empty model.
             keys: Every tensor name in the checkpoint.
+            transforms: How names and tensors change on their way; by default as for a saved folder of the model.
         """
         from transformers.conversion_mapping import get_model_conversion_mapping  # noqa: PLC0415 - heavy
         from transformers.core_model_loading import (  # noqa: PLC0415 - heavy
@@ -36,7 +39,8 @@ class CheckpointNames:
         )
 
         self._model = model
-        transforms = get_model_conversion_mapping(model)
+        if transforms is None:
+            transforms = get_model_conversion_mapping(model)
         renamings = [entry for entry in transforms if isinstance(entry, WeightRenaming)]
         converters = [entry for entry in transforms if isinstance(entry, WeightConverter)]
         state = model.state_dict()
@@ -49,6 +53,7 @@ class CheckpointNames:
                 target, pattern = rename_source_key(key, [], [], prefix, state)
             if target in state:
                 self._parts.setdefault(target, []).append((key, pattern))
+        self.used = frozenset(key for parts in self._parts.values() for key, _ in parts)
         self._group_of: dict[str, str] = {}
         for target, parts in self._parts.items():
             for name in self._outputs(target, parts):

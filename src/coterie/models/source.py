@@ -1,4 +1,4 @@
-"""A model on disk: a folder the user names, or a hub name downloaded once."""
+"""A model on disk: a folder or GGUF file the user names, or a hub name downloaded once."""
 
 import json
 from dataclasses import dataclass
@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from coterie.errors import ModelError, UnsupportedModelError
-from coterie.jobs.model_folder import local_model_folder
+from coterie.jobs.model_folder import local_model
+from coterie.models.gguf_config import config_from_gguf
+from coterie.models.gguf_file import read_gguf
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -28,31 +30,41 @@ WEIGHT_FILES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSource:
-    """A model folder: its config is read, its weights are not.
+    """A model folder or GGUF file: its config is read, its weights are not.
 
     Attributes:
         name: What the user called it.
         folder: The folder on this machine.
-        config: The folder's Hugging Face config.
+        config: Its Hugging Face config.
+        gguf_file: The file in the folder that holds everything, if the model is a GGUF file.
     """
 
     name: str
     folder: Path
     config: "PretrainedConfig"
+    gguf_file: Path | None = None
+
+    @property
+    def path(self) -> Path:
+        """The GGUF file, or the folder: where the weights and the tokenizer are."""
+        return self.gguf_file or self.folder
 
 
 def open_model(name_or_folder: str | Path) -> ModelSource:
-    """Opens a folder, or downloads a hub model once into the usual cache.
+    """Opens a folder or a GGUF file, or downloads a hub model once into the usual cache.
 
     Code that comes with a model is never run.
 
     Raises:
-        ModelError: The folder or hub name does not exist, cannot be reached, or is incomplete.
-        UnsupportedModelError: The model needs code of its own, is quantized or is an encoder-decoder.
+        ModelError: The folder, file or hub name does not exist, cannot be reached, or is incomplete.
+        UnsupportedModelError: The model needs code of its own, is quantized (but for GGUF) or is an encoder-decoder.
     """
     name = str(name_or_folder)
-    folder = local_model_folder(name) or _download(name)
-    return ModelSource(name=name, folder=folder, config=read_config(folder, name))
+    path = local_model(name) or _download(name)
+    if path.is_file():
+        config = _refuse_encoder_decoder(config_from_gguf(read_gguf(path), name), name)
+        return ModelSource(name=name, folder=path.parent, config=config, gguf_file=path)
+    return ModelSource(name=name, folder=path, config=read_config(path, name))
 
 
 def read_config(folder: Path, name: str) -> "PretrainedConfig":
@@ -90,12 +102,7 @@ def read_config(folder: Path, name: str) -> "PretrainedConfig":
         raise ModelError(
             f"{path} holds settings that do not fit together: {last_line(error)}", hint="download the model again"
         ) from error
-    if getattr(config, "is_encoder_decoder", False):
-        raise UnsupportedModelError(
-            f"{name} ({model_type}) is an encoder-decoder model, which cannot be cut yet",
-            hint=f"supported are {SUPPORTED}",
-        )
-    return config
+    return _refuse_encoder_decoder(config, name)
 
 
 def weight_file(folder: Path, name: str) -> Path:
@@ -117,6 +124,15 @@ def last_line(error: Exception) -> str:
     """The last line of an error's text: what libraries that validate settings put the reason in."""
     lines = str(error).strip().splitlines()
     return lines[-1].strip() if lines else type(error).__name__
+
+
+def _refuse_encoder_decoder(config: "PretrainedConfig", name: str) -> "PretrainedConfig":
+    if getattr(config, "is_encoder_decoder", False):
+        raise UnsupportedModelError(
+            f"{name} ({config.model_type}) is an encoder-decoder model, which cannot be cut yet",
+            hint=f"supported are {SUPPORTED}",
+        )
+    return config
 
 
 def _download(name: str) -> Path:

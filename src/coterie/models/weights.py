@@ -3,19 +3,24 @@
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
 from coterie.errors import ModelError
 from coterie.jobs.model_spec import ModelSpec
 from coterie.logs import get_logger
-from coterie.models.adapters import is_adapter, new_adapter
+from coterie.models.adapters import is_adapter, is_transposed, module_of_magnitude, new_adapter, new_magnitude
 from coterie.models.anatomy import describe
 from coterie.models.checkpoint_names import CheckpointNames
+from coterie.models.gguf_file import read_gguf
+from coterie.models.gguf_names import GgufNames
 from coterie.models.new_layers import new_parameter
 from coterie.models.skeleton import empty_model
 from coterie.models.source import ModelSource, weight_file
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 _LOG = get_logger(__name__)
 
@@ -47,25 +52,35 @@ class MappingWeights:
                 f"{len(lost)} of {len(wanted)} tensors are missing, among them {', '.join(lost[:3])}",
                 hint="the weights belong to another model or another cut",
             )
-        return {name: _as_float32(self._tensors[name]) for name in wanted}
+        # A part of a frozen matrix (`x.weight/packed`) has the type that it has.
+        return {name: self._tensors[name] if "/" in name else _as_float32(self._tensors[name]) for name in wanted}
 
 
 class FolderWeights:
-    """A model folder: reads what is asked and nothing else; new layers and adapters start from (seed, name)."""
+    """A model folder or GGUF file: only what is asked is read; new layers and adapters start from (seed, name).
+
+    Attributes:
+        folder: The folder; that of the file, if it is a GGUF file.
+        is_gguf: It is a GGUF file.
+    """
 
     def __init__(self, source: ModelSource, spec: ModelSpec) -> None:
-        """Lists the folder's tensors.
+        """Lists its tensors.
 
         Raises:
             ModelError: No weights, a shard that is absent, or a file that is damaged.
         """
         self.folder = source.folder
+        self.is_gguf = source.gguf_file is not None
         self._name = source.name
         self._spec = spec
         self._anatomy = describe(spec)
         self._model = empty_model(spec)
-        self._files = _list_tensors(weight_file(source.folder, source.name))
-        self._names = CheckpointNames(self._model, self._files)
+        self._tensors: _Tensors
+        if source.gguf_file is None:
+            self._tensors = _FolderTensors(self._model, _list_tensors(weight_file(source.folder, source.name)))
+        else:
+            self._tensors = GgufNames(self._model, read_gguf(source.gguf_file), source.name)
 
     @property
     def new_layers(self) -> tuple[str, ...]:
@@ -86,12 +101,7 @@ class FolderWeights:
                 held[slot] = name
             else:
                 result[name] = self._new(name)
-        reader = _Reader(self._files)
-        try:
-            read = self._names.read(held, reader.read)
-        finally:
-            reader.close()
-        for slot, tensor in read.items():
+        for slot, tensor in self._tensors.read(held).items():
             name = held[slot]
             expected = self._anatomy.shapes.get(name, tuple(tensor.shape))
             if tuple(tensor.shape) != expected:
@@ -105,11 +115,17 @@ class FolderWeights:
     def _held_as(self, name: str) -> str | None:
         """The name under which the folder holds a parameter; a tied one may be there under either of its names."""
         for slot in (name, *(slot for slot, first in self._anatomy.slots.items() if first == name)):
-            if slot in self._names:
+            if slot in self._tensors:
                 return slot
         return None
 
     def _new(self, name: str) -> torch.Tensor:
+        module = module_of_magnitude(name)
+        if module is not None:
+            weight = self._anatomy.slots.get(f"{module}.weight", f"{module}.weight")
+            return new_magnitude(
+                self.get([weight])[weight], transposed=is_transposed(self._model.get_submodule(module))
+            )
         if is_adapter(name):
             return new_adapter(name, self._anatomy.shapes[name], self._spec.seed)
         if self._anatomy.unit_of.get(name) != self._anatomy.unit_count - 1:
@@ -119,6 +135,33 @@ class FolderWeights:
             )
         _LOG.info("%s is new and starts from seed %d", name, self._spec.seed)
         return new_parameter(self._model, name, self._spec.seed)
+
+
+class _Tensors(Protocol):
+    """The tensors that a folder or file holds, by the model's names."""
+
+    def __contains__(self, name: str) -> bool: ...
+
+    def read(self, names: Iterable[str]) -> dict[str, torch.Tensor]: ...
+
+
+class _FolderTensors:
+    """Those of safetensors or torch files."""
+
+    def __init__(self, model: "PreTrainedModel", files: Mapping[str, Path]) -> None:
+        self._files = files
+        self._names = CheckpointNames(model, files)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._names
+
+    def read(self, names: Iterable[str]) -> dict[str, torch.Tensor]:
+        """The tensors `names` (each must be contained), each file opened at most once."""
+        reader = _Reader(self._files)
+        try:
+            return self._names.read(names, reader.read)
+        finally:
+            reader.close()
 
 
 class _Reader:

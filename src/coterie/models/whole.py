@@ -11,6 +11,8 @@ from coterie.errors import ModelError
 from coterie.jobs.model_spec import ModelSpec
 from coterie.models.adapters import clean_name, inject
 from coterie.models.anatomy import Anatomy, describe
+from coterie.models.frozen_linear import place_frozen
+from coterie.models.frozen_weights import PackedWeights, frozen_matrices
 from coterie.models.keys import RandomKey, seed_for, seed_generators
 from coterie.models.skeleton import config_of, empty_model, materialise_buffers, model_class, set_buffer
 from coterie.models.weights import FolderWeights, WeightStore
@@ -22,8 +24,9 @@ if TYPE_CHECKING:
 def load_whole_model(spec: ModelSpec, weights: WeightStore, *, use_cache: bool = False) -> "PreTrainedModel":
     """The spec's whole model on the CPU, with the trained parts marked, in training mode.
 
-    A folder is read by transformers' own `from_pretrained`; only layers that it lacks, and adapters, start as they do
-    on stages. With LoRA the model holds PEFT's layers.
+    A folder is read by transformers' own `from_pretrained` (a GGUF file is not: transformers would hold it twice and
+    take the model for a quantized one); only layers that it lacks, and adapters, start as they do on stages. With LoRA
+    the model holds PEFT's layers, with a `frozen_dtype` those of `coterie.models.frozen_linear`.
 
     Args:
         spec: The model.
@@ -37,7 +40,7 @@ def load_whole_model(spec: ModelSpec, weights: WeightStore, *, use_cache: bool =
     anatomy = describe(spec)
     model = (
         _from_folder(spec, weights, anatomy)
-        if isinstance(weights, FolderWeights)
+        if isinstance(weights, FolderWeights) and not weights.is_gguf
         else _from_store(spec, weights, anatomy)
     )
     if use_cache:
@@ -48,6 +51,7 @@ def load_whole_model(spec: ModelSpec, weights: WeightStore, *, use_cache: bool =
         values = weights.get([clean_name(name) for name in adapters])
         for name in adapters:
             _assign(model, name, values[clean_name(name)])
+    place_frozen(model, frozen_matrices(spec).values(), PackedWeights(weights, spec), torch.device("cpu"))
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(clean_name(name) in anatomy.trainable_names)
     model.train()
