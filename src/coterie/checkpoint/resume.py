@@ -40,6 +40,7 @@ _RECIPE_WORDS = {
     "model.lora.target_modules": "adapted modules (lora_targets)",
     "model.frozen": "frozen parameters (freeze, trainable)",
     "model.compute_dtype": "compute_dtype",
+    "model.frozen_dtype": "frozen_dtype",
     "model.seed": "seed",
     "data_digest": "training data (hash)",
     "base_digest": "pretrained weights (hash)",

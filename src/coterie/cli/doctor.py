@@ -20,7 +20,11 @@ from coterie.profiles.cache import cache_folder
 from coterie.units import MIB, format_bytes
 
 _REQUIRED = ("torch", "transformers", "peft", "safetensors", "aiohttp", "cryptography", "msgspec", "numpy", "psutil")
-_OPTIONAL = {"datasets": "reads Hugging Face data sets", "tensorboard": "writes TensorBoard files"}
+_OPTIONAL = {
+    "bitsandbytes": "holds frozen weights in 8 or 4 bits",
+    "datasets": "reads Hugging Face data sets",
+    "tensorboard": "writes TensorBoard files",
+}
 _OLDEST_PYTHON = (3, 11)
 _SMALL_BUDGET_BYTES = 512 * MIB
 _TOPIC_CELLS = 22

@@ -34,4 +34,8 @@ def add_model_argument(parser: argparse.ArgumentParser) -> None:
 def add_forward_flags(parser: argparse.ArgumentParser) -> None:
     """Flags after the verb's own: split, reading, devices."""
     parser.add_argument("--split", choices=SPLITS, default="test", help="which split, if the data hold several (test)")
-    add_recipe_flags(parser, sections=("cluster", "plan"), keys=(*_READING, "train.batch_rows", "model.compute_dtype"))
+    add_recipe_flags(
+        parser,
+        sections=("generate", "cluster", "plan"),
+        keys=(*_READING, "train.batch_rows", "train.seed", "model.compute_dtype", "model.frozen_dtype"),
+    )

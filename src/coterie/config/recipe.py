@@ -10,11 +10,11 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from coterie.jobs.model_spec import LoraVariant, TrainableMethod
+from coterie.jobs.model_spec import FrozenDtype, LoraVariant, TrainableMethod
 from coterie.profiles.cluster_profile import DeviceType
 from coterie.units import parse_bytes
 
-TaskName = Literal["token-classification"]
+TaskName = Literal["token-classification", "sequence-classification", "regression", "causal-lm", "summarization"]
 DataFormat = Literal["auto", "conll", "jsonl", "csv", "datasets"]
 # The planner's own names, spelled out (a test holds them equal): importing the planner would load numpy for `--help`.
 Objective = Literal["time", "memory"]
@@ -41,7 +41,18 @@ class ModelSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ]
     compute_dtype: Annotated[
         ComputeDtype,
-        Meta(description="Type of the arithmetic. Trained weights stay float32. bfloat16 is slow on CPUs without AMX."),
+        Meta(
+            description="Type of the arithmetic. Trained weights stay float32. bfloat16 is slow on CPUs without AMX.",
+            extra={"refused": {"float16": "float16 loses small gradients unless losses are scaled, which is not done"}},
+        ),
+    ] = "float32"
+    frozen_dtype: Annotated[
+        FrozenDtype,
+        Meta(
+            description="How weights of linear layers that are not trained are held: half (`bfloat16`), a quarter "
+            "(`int8`) or an eighth (`int4`) of the memory, for a small loss of accuracy. For LoRA above all. int8 and "
+            'int4 need `pip install "coterie[bitsandbytes]"` on every device.'
+        ),
     ] = "float32"
 
 
@@ -92,8 +103,22 @@ class DataSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     encoding: Annotated[str, Meta(min_length=1, description="Encoding of the data files.")] = "utf-8"
     max_tokens: Annotated[
         Annotated[int, Meta(ge=4)] | None,
-        Meta(description="Longest row in tokens, longer ones are cut. Default: the model's context."),
+        Meta(
+            description="Longest row in tokens, longer ones are cut. Default: the model's context; of causal models "
+            "at most 1024."
+        ),
     ] = None
+    prompt: Annotated[
+        Text | None,
+        Meta(
+            description="Of `causal-lm` and `summarization`: what a model reads before its answer, with `{text}` and, "
+            "for a second column, `{input}`; with a chat template it is what the user says. Default: a plain one."
+        ),
+    ] = None
+    packing: Annotated[
+        bool,
+        Meta(description="Of `causal-lm`: put several short rows into one context; they do not see each other."),
+    ] = False
 
 
 class TrainSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -160,7 +185,8 @@ class TrainSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     optimizer: Annotated[Literal["adamw", "sgd"], Meta(description="The optimizer.")] = "adamw"
     momentum: Annotated[float, Meta(ge=0, lt=1, description="Momentum of `sgd`.")] = 0.0
     seed: Annotated[
-        int, Meta(ge=0, le=2**63 - 1, description="Base of all randomness: data order, dropout, new layers.")
+        int,
+        Meta(ge=0, le=2**63 - 1, description="Base of all randomness: data order, dropout, new layers, drawn tokens."),
     ] = 0
     schedule: Annotated[
         TrainSchedule,
@@ -215,6 +241,26 @@ class RunSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     resume: Annotated[bool, Meta(description="Continue the run in `output` from its last whole checkpoint.")] = False
     evaluate_every_epoch: Annotated[bool, Meta(description="Measure quality on `dev` after each epoch.")] = True
     tensorboard: Annotated[bool, Meta(description="Also write TensorBoard files into the run folder.")] = False
+
+
+class GenerateSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a causal model writes text: in `predict` always, in `evaluate` where it is asked for."""
+
+    max_new_tokens: Annotated[int, Meta(ge=1, description="Most tokens of an answer.")] = 128
+    temperature: Annotated[
+        float,
+        Meta(ge=0, description="How freely a token is drawn; 0 takes the likeliest one, the same at every run."),
+    ] = 0.0
+    top_p: Annotated[
+        float, Meta(gt=0, le=1, description="Draw only among the likeliest tokens that together have this probability.")
+    ] = 1.0
+    when_evaluating: Annotated[
+        Literal["auto", "on", "off"],
+        Meta(
+            description="Let `evaluate` also write answers and compare them (ROUGE); `auto`: for summarization only.",
+            extra={"flag": "generate"},
+        ),
+    ] = "auto"
 
 
 class LocalWorker(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -275,6 +321,11 @@ class ClusterSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     ] = 30.0
 
     @property
+    def has_workers(self) -> bool:
+        """Whether the recipe names any: a run in which nothing is trained stays in its own process otherwise."""
+        return self.workers is not None or bool(self.local_workers)
+
+    @property
     def all_local(self) -> bool:
         """Whether no worker is expected from another machine."""
         return self.workers is None or self.workers <= len(self.local_workers)
@@ -307,4 +358,5 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     train: TrainSection = TrainSection()
     plan: PlanSection = PlanSection()
     run: RunSection = RunSection()
+    generate: GenerateSection = GenerateSection()
     cluster: ClusterSection = ClusterSection()

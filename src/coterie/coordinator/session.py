@@ -20,6 +20,7 @@ from coterie.coordinator.shards import ShardSource, send_stage
 from coterie.coordinator.stopping import StopRequests
 from coterie.errors import CoterieError, InterruptedRunError, ProtocolError, WorkerLostError
 from coterie.ids import WorkerId
+from coterie.jobs.model_spec import ModelSpec
 from coterie.metrics.records import FaultRecord
 from coterie.planner.plan import Plan
 from coterie.profiles.cluster_profile import ClusterProfile
@@ -115,7 +116,10 @@ class Session:
         job = self._job
         rows = max(job.recipe.train.batch_rows // 4, 1), max(job.recipe.train.batch_rows, 2)
         request = ProfileRequest(spec=job.spec, model=job.model_profile, rows=rows, again=self._cluster.measure_again)
-        return await measure_cluster(self.members, request, self._observer)
+        cluster = await measure_cluster(self.members, request, self._observer)
+        for notice in slow_in_bfloat16(cluster, job.spec):
+            self._observer.notice(notice)
+        return cluster
 
     async def plan(self, *, micro_batches: int | None = None) -> tuple[Plan, str]:
         """Measure whoever joined, plan, and explain; `micro_batches` is set when a run is resumed.
@@ -128,7 +132,7 @@ class Session:
     async def hand_out(self, plan: Plan, resume_from: Checkpoint | None) -> dict[WorkerId, StageReady]:
         """Give each stage its assignment and weights, and wait until all are built: what each worker says then."""
         job = self._job
-        source = ShardSource(job.anatomy, job.weights, resume_from)
+        source = ShardSource(job.spec, job.weights, resume_from)
         tied = self._tied_peers(plan)
         for stage in plan.stages:
             member = self.members.by_id[stage.worker]
@@ -160,6 +164,18 @@ class Session:
         first, last = plan.stages[0].worker, plan.stages[-1].worker
         trained = tied is not None and any(tied.name in names for names in self._job.anatomy.trainable)
         return {first: last, last: first} if trained and first != last else {}
+
+
+def slow_in_bfloat16(cluster: ClusterProfile, spec: ModelSpec) -> tuple[str, ...]:
+    """What to say of devices on which computing in bfloat16, as the recipe asks, is slower than in float32."""
+    if spec.compute_dtype != "bfloat16":
+        return ()
+    return tuple(
+        f"{device.name} computes bfloat16 at {device.bfloat16_speed:.2f} times its float32 speed: "
+        'compute_dtype = "float32" is faster there'
+        for device in cluster.devices
+        if device.bfloat16_speed < 1
+    )
 
 
 def _front_page() -> web.Application:

@@ -11,7 +11,9 @@ from coterie.cluster.messages import OPTIMIZER, PARAMETER, WEIGHTS, UnitBody, pa
 from coterie.coordinator.members import Member
 from coterie.errors import ProtocolError
 from coterie.ids import COORDINATOR, RunId
-from coterie.models.anatomy import Anatomy
+from coterie.jobs.model_spec import ModelSpec
+from coterie.models.anatomy import Anatomy, describe
+from coterie.models.frozen_weights import PackedWeights, held_names
 from coterie.models.weights import WeightStore
 from coterie.planner.plan import Plan
 from coterie.tensors.codecs import decode, encode
@@ -19,11 +21,15 @@ from coterie.transport.frame import Frame, FrameHeader
 
 
 class ShardSource:
-    """Where a stage's tensors come from: trained ones from a checkpoint if there is one, all others from the model."""
+    """Where a stage's tensors come from: trained ones from a checkpoint if there is one, all others from the model.
 
-    def __init__(self, anatomy: Anatomy, weights: WeightStore, checkpoint: Checkpoint | None) -> None:
-        self._anatomy = anatomy
-        self._weights = weights
+    Frozen matrices are packed here, once, and travel as workers hold them.
+    """
+
+    def __init__(self, spec: ModelSpec, weights: WeightStore, checkpoint: Checkpoint | None) -> None:
+        self._spec = spec
+        self._anatomy = describe(spec)
+        self._weights = PackedWeights(weights, spec)
         self._checkpoint = checkpoint
 
     def read(self, unit: int) -> dict[str, Tensor]:
@@ -34,7 +40,7 @@ class ShardSource:
         if self._checkpoint is not None:
             in_checkpoint = self._checkpoint.manifest.unit_of
             saved = [name for name in names if name in in_checkpoint]
-        tensors = self._weights.get([name for name in names if name not in set(saved)])
+        tensors = self._weights.get(held_names(self._spec, [name for name in names if name not in set(saved)]))
         named = {PARAMETER + name: tensor for name, tensor in tensors.items()}
         if self._checkpoint is not None:
             parameters, state = self._checkpoint.read(saved)

@@ -6,6 +6,7 @@ import msgspec
 
 TrainableMethod = Literal["full", "lora", "bitfit", "head"]
 LoraVariant = Literal["lora", "rslora", "dora"]
+FrozenDtype = Literal["float32", "bfloat16", "int8", "int4"]
 
 
 class LoraSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,6 +40,8 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
         frozen: Full names of parameters that are not trained, under the methods that train the model's own (all but
             `lora`).
         compute_dtype: Type of the forward's arithmetic; weights that are trained stay float32.
+        frozen_dtype: How the linear layers inside blocks are held whose weights are not trained; see
+            `coterie.models.frozen_weights`.
     """
 
     config_json: str
@@ -48,3 +51,4 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     lora: LoraSpec | None = None
     frozen: tuple[str, ...] = ()
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
+    frozen_dtype: FrozenDtype = "float32"

@@ -1,6 +1,7 @@
 """Models: opened, described, cut into stages and filled, for any Hugging Face transformer that is a chain of blocks."""
 
 from coterie.models.anatomy import Anatomy, TiedPair, describe
+from coterie.models.frozen_weights import PackedWeights
 from coterie.models.keys import RandomKey, seed_for
 from coterie.models.skeleton import config_of, find_blocks
 from coterie.models.source import ModelSource, open_model
@@ -14,6 +15,7 @@ __all__ = [
     "FolderWeights",
     "MappingWeights",
     "ModelSource",
+    "PackedWeights",
     "RandomKey",
     "StageModule",
     "TiedPair",

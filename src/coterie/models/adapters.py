@@ -10,6 +10,7 @@ from torch import nn
 
 from coterie.errors import RecipeError
 from coterie.jobs.model_spec import LoraSpec
+from coterie.models.block_quantizer import load_before_peft
 from coterie.models.keys import seed_for_name
 
 if TYPE_CHECKING:
@@ -121,6 +122,7 @@ def inject(model: nn.Module, lora: LoraSpec, targets: list[str]) -> None:
     """Wraps `targets` (full names in `model`) by PEFT's own layers; their adapter weights stay on the meta device."""
     if not targets:
         return
+    load_before_peft()
     from peft import LoraConfig, inject_adapter_in_model  # noqa: PLC0415 - heavy, and only for LoRA
 
     config = LoraConfig(

@@ -1,14 +1,16 @@
 """From a model and the user's wishes to the spec that every worker gets."""
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
 from coterie.errors import RecipeError
-from coterie.jobs.model_spec import LoraSpec, ModelSpec, TrainableMethod
+from coterie.jobs.model_spec import FrozenDtype, LoraSpec, ModelSpec, TrainableMethod
 from coterie.models.adapters import refusal, resolve_lora
 from coterie.models.anatomy import Anatomy, describe
+from coterie.models.frozen_weights import frozen_matrices
 from coterie.models.skeleton import empty_model
 from coterie.models.source import ModelSource, last_line
 from coterie.models.trainable import Choice, adapted_in, frozen_under_bitfit, frozen_under_head, frozen_when_chosen
@@ -32,6 +34,7 @@ def make_model_spec(  # noqa: PLR0913 - one argument per wish, all by keyword
     frozen_patterns: Sequence[str] = (),
     trainable_patterns: Sequence[str] = (),
     compute_dtype: Literal["float32", "bfloat16"] = "float32",
+    frozen_dtype: FrozenDtype = "float32",
 ) -> ModelSpec:
     """Resolves adapters and frozen parameters on the whole model, and refuses what cannot be cut.
 
@@ -45,45 +48,73 @@ def make_model_spec(  # noqa: PLR0913 - one argument per wish, all by keyword
         frozen_patterns: What `full` and `bitfit` leave as it is; see `coterie.models.trainable.matching`.
         trainable_patterns: The complement: all that `full` trains, where `bitfit` trains biases and `lora` adapters.
         compute_dtype: `bfloat16` runs the forward under autocast; weights stay float32.
+        frozen_dtype: How weights of linear layers that are not trained are held; see `coterie.models.frozen_weights`.
 
     Raises:
         UnsupportedModelError: The model cannot be cut; the message says why.
-        RecipeError: A setting, target or pattern matches nothing, PEFT refuses, or nothing is left to train.
+        RecipeError: A setting, target or pattern matches nothing, PEFT refuses, nothing is left to train, or there is
+            nothing that `frozen_dtype` would concern.
     """
     config = _config(source, config_overrides)
     plain = ModelSpec(
-        config_json=config.to_json_string(), auto_class=auto_class, seed=seed, compute_dtype=compute_dtype
+        config_json=config.to_json_string(),
+        auto_class=auto_class,
+        seed=seed,
+        compute_dtype=compute_dtype,
+        frozen_dtype=frozen_dtype,
     )
     anatomy = describe(plain)
     choice = Choice(frozen_patterns, trainable_patterns)
     if method == "lora":
         resolved = _adapters(source, plain, anatomy, lora or LoraSpec(), choice)
-        return msgspec.structs.replace(plain, method="lora", lora=resolved)
+        return _with_frozen_matrices(msgspec.structs.replace(plain, method="lora", lora=resolved))
     if lora is not None:
         raise RecipeError(
             f"adapter settings are given, but the method is {'full fine-tuning' if method == 'full' else method}",
             hint="use the method `lora`",
         )
     frozen = _frozen(source, plain, anatomy, method, choice)
-    return msgspec.structs.replace(plain, method=method, frozen=frozen)
+    return _with_frozen_matrices(msgspec.structs.replace(plain, method=method, frozen=frozen))
 
 
 def make_forward_spec(
-    source: ModelSource, *, auto_class: str, compute_dtype: Literal["float32", "bfloat16"] = "float32"
+    source: ModelSource,
+    *,
+    auto_class: str,
+    config_overrides: Mapping[str, Any] = MappingProxyType({}),
+    compute_dtype: Literal["float32", "bfloat16"] = "float32",
+    frozen_dtype: FrozenDtype = "float32",
 ) -> ModelSpec:
-    """The spec of a model that only predicts: as its folder says, nothing of it trained.
+    """The spec of a model that only predicts: as its folder says, but for `config_overrides`, nothing of it trained.
 
     Raises:
         UnsupportedModelError: The model cannot be cut; the message says why.
+        RecipeError: It has no layer that `frozen_dtype` would concern.
     """
     spec = ModelSpec(
-        config_json=_config(source, {}).to_json_string(),
+        config_json=_config(source, config_overrides).to_json_string(),
         auto_class=auto_class,
         method="none",
         compute_dtype=compute_dtype,
+        frozen_dtype=frozen_dtype,
     )
     describe(spec)
-    return spec
+    return _with_frozen_matrices(spec)
+
+
+def _with_frozen_matrices(spec: ModelSpec) -> ModelSpec:
+    """The spec, unless its `frozen_dtype` would have no effect."""
+    if spec.frozen_dtype == "float32" or frozen_matrices(spec):
+        return spec
+    if spec.method == "full" and not spec.frozen:
+        raise RecipeError(
+            f"frozen_dtype = {spec.frozen_dtype} is for weights that are not trained, and full fine-tuning trains all",
+            hint="use the method `lora`, or leave frozen_dtype out",
+        )
+    raise RecipeError(
+        f"frozen_dtype = {spec.frozen_dtype}, but no linear layer inside the model's blocks has a frozen weight",
+        hint="leave frozen_dtype out, or train less",
+    )
 
 
 def _config(source: ModelSource, overrides: Mapping[str, Any]) -> "PretrainedConfig":

@@ -12,6 +12,8 @@ from coterie.jobs.model_spec import ModelSpec
 from coterie.models.adapters import inject, is_adapter
 from coterie.models.anatomy import Anatomy, describe
 from coterie.models.cut import Call, Slots, cut_blocks, fill_foreign, find_slots, install, patch_blocks, put
+from coterie.models.frozen_linear import place_frozen
+from coterie.models.frozen_weights import frozen_matrices
 from coterie.models.keys import RandomKey, seed_for, seed_generators
 from coterie.models.skeleton import empty_model, materialise_buffers, set_buffer
 from coterie.models.stubs import ReachedExit
@@ -151,11 +153,12 @@ class StageModule:
         anatomy = self._anatomy
         trained = anatomy.trainable_names
         slots, before = find_slots(self.module, anatomy, units)
+        matrices = frozen_matrices(spec)
         if self.device.type != "meta":
             assert weights is not None, "a stage that computes needs weights"
             materialise_buffers(self.module, self.device)
             fill_foreign(before, self.device)
-            install(slots, weights.get(slots), trained, self.device)
+            install(slots, weights.get(name for name in slots if name not in matrices), trained, self.device)
             kept = [name for name, unit in anatomy.buffers.items() if unit in units]
             for name, tensor in weights.get(kept).items():
                 set_buffer(self.module, name, tensor.to(self.device))
@@ -165,6 +168,9 @@ class StageModule:
             if weights is not None and self.device.type != "meta":
                 adapters = [name for name in slots if is_adapter(name)]
                 install(slots, weights.get(adapters), trained, self.device)
+        if matrices:
+            place_frozen(self.module, [m for m in matrices.values() if m.unit in units], weights, self.device)
+            slots, _ = find_slots(self.module, anatomy, units)
         self._slots = slots
         for name, parameter in self.parameters().items():
             parameter.requires_grad_(name in trained)
@@ -186,7 +192,7 @@ def build_stage(
         spec: The model.
         first_unit: First own unit.
         stop_unit: One past the last own unit.
-        weights: Where the own parameters come from; None on the meta device.
+        weights: Where the own parameters come from, frozen matrices in parts (`PackedWeights`); None on `meta`.
         device: Where the stage computes; `meta` gives shapes without values; it cannot run a forward.
 
     Raises:
