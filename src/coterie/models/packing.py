@@ -11,7 +11,6 @@ PACKABLE = frozenset(
         "gemma3_text",
         "gpt2",
         "gpt_neox",
-        "gpt_oss",
         "granite",
         "llama",
         "mistral",

@@ -9,13 +9,21 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional
-from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, BertConfig, LlamaConfig
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForTokenClassification,
+    BertConfig,
+    GPT2Config,
+    LlamaConfig,
+    OPTConfig,
+)
 
 from coterie.jobs.model_spec import LoraSpec, ModelSpec
 from coterie.jobs.optimizer_spec import OptimizerSpec
 from coterie.models import (
     Anatomy,
     FolderWeights,
+    PackedWeights,
     build_stage,
     describe,
     load_whole_model,
@@ -24,7 +32,7 @@ from coterie.models import (
     open_model,
 )
 from coterie.pipeline.executor import StageExecutor
-from coterie.pipeline.executor_settings import ExecutorSettings, trains_below
+from coterie.pipeline.executor_settings import ExecutorSettings, OutputTask, trains_below
 from coterie.pipeline.memory_ports import MemoryPipeline, run_in_threads
 from coterie.pipeline.micro_batch import MicroBatch, split_batch
 from coterie.pipeline.optimizer import ParameterState, StageOptimizer
@@ -102,17 +110,19 @@ class Pipeline:
         optimizer: OptimizerSpec,
         *,
         recompute: bool = False,
+        task: OutputTask | None = None,
         batches: Callable[[int], tuple[MicroBatch, ...]] = make_batch,
         ports_class: type[MemoryPipeline] = MemoryPipeline,
     ) -> None:
-        self.stages = [build_stage(case.spec, first, stop, case.weights()) for first, stop in itertools.pairwise(cuts)]
+        weights = PackedWeights(case.weights(), case.spec)
+        self.stages = [build_stage(case.spec, first, stop, weights) for first, stop in itertools.pairwise(cuts)]
         self.optimizers = [StageOptimizer(optimizer) for _ in self.stages]
         self.links = ports_class(len(self.stages), lambda step, micro_batch: batches(step)[micro_batch])
         self.executors = [
             StageExecutor(
                 stage,
                 self.optimizers[index],
-                TokenLoss(),
+                task or TokenLoss(),
                 self.links.ports(index),
                 ExecutorSettings(
                     seed=SEED,
@@ -175,10 +185,10 @@ class Pipeline:
 class Reference:
     """The same training on one device, without any of the pipeline's code."""
 
-    def __init__(self, case: Case, optimizer: OptimizerSpec) -> None:
+    def __init__(self, case: Case, optimizer: OptimizerSpec, task: OutputTask | None = None) -> None:
         self.case = case
         self.model = load_whole_model(case.spec, case.weights())
-        self.trainer = SingleDeviceTrainer(self.model, case.anatomy, optimizer, TokenLoss(), seed=SEED)
+        self.trainer = SingleDeviceTrainer(self.model, case.anatomy, optimizer, task or TokenLoss(), seed=SEED)
         self.losses: list[float] = []
         self.norms: list[float] = []
 
@@ -196,6 +206,7 @@ class Reference:
 class Lab:
     """What the tests of this folder work with."""
 
+    Case = Case
     Pipeline = Pipeline
     Reference = Reference
     TokenLoss = TokenLoss
@@ -240,6 +251,36 @@ class Lab:
                 tie_word_embeddings=True,
                 pad_token_id=0,
             )
+            _save(AutoModelForCausalLM, config, folder)
+        return Case(folder, "AutoModelForCausalLM", **wishes)
+
+    def odd_opt(self, **wishes: Any) -> Case:
+        """Shaped like OPT-350m: narrow embedding with projections, norms after the layers, dropout; tied."""
+        folder = self._folder / "opt"
+        if not folder.exists():
+            config = OPTConfig(
+                hidden_size=16,
+                word_embed_proj_dim=8,
+                do_layer_norm_before=False,
+                num_hidden_layers=4,
+                num_attention_heads=2,
+                ffn_dim=24,
+                vocab_size=VOCABULARY,
+                max_position_embeddings=32,
+                dropout=0.1,
+                pad_token_id=0,
+                bos_token_id=1,
+                eos_token_id=2,
+            )
+            _save(AutoModelForCausalLM, config, folder)
+        return Case(folder, "AutoModelForCausalLM", **wishes)
+
+    def gpt2(self, **wishes: Any) -> Case:
+        """Fused q, k and v, weights [in, out]; dropout everywhere; tied."""
+        folder = self._folder / "gpt2"
+        if not folder.exists():
+            shape = {"n_embd": 16, "n_layer": 4, "n_head": 2, "vocab_size": VOCABULARY, "n_positions": 32}
+            config = GPT2Config(**shape, pad_token_id=0, bos_token_id=1, eos_token_id=2)
             _save(AutoModelForCausalLM, config, folder)
         return Case(folder, "AutoModelForCausalLM", **wishes)
 
