@@ -40,6 +40,9 @@ FIGURE_BATCH = 8
 """Rows of the optimizer step that the figures are about, as in the paper."""
 
 FURTHER_BATCHES = (4, 16)
+LAST_BLOCKS = ("block 4", "block 5")
+"""MiniLM's last two; two in the middle of BERT-base, with frozen ones above them that pass gradients on."""
+
 ALLOCATORS: tuple[Allocator, ...] = ("default", "tight")
 
 
@@ -47,6 +50,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     """One way to train a batch; what is left open is the planner's choice.
 
     Attributes:
+        trainable: Patterns of what is trained; empty: all that the method trains.
         micro_batches: Of a step; None: the planner's choice.
         recompute: Whether blocks run forward again in backward; None: the planner's choice.
     """
@@ -55,6 +59,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     stages: int = 3
     schedule: ScheduleKind = "flush"
     method: TrainableMethod = "full"
+    trainable: tuple[str, ...] = ()
     micro_batches: int | None = None
     recompute: bool | None = None
 
@@ -68,6 +73,14 @@ MODES = (
     Row(name="one device, LoRA", stages=1, method="lora", micro_batches=4, recompute=False),
 )
 """Measured at `FIGURE_BATCH` only: how well other settings are predicted."""
+
+PARTS = (
+    Row(name="head only", method="head", micro_batches=4, recompute=False),
+    Row(name="LoRA on the last two blocks", method="lora", trainable=LAST_BLOCKS, micro_batches=4, recompute=False),
+    Row(name="LoRA there, recomputing", method="lora", trainable=LAST_BLOCKS, micro_batches=4, recompute=True),
+    Row(name="BitFit", method="bitfit", micro_batches=4, recompute=False),
+)
+"""Measured at `FIGURE_BATCH`, the quick run included: stages below all that is trained run forward only."""
 
 
 SAME_MICRO_BATCHES = "micro-batched"
@@ -122,23 +135,32 @@ class Bench:
     """A model's specs and profiles by method, and how to run a row."""
 
     def __init__(self, folder: Path, shape: str) -> None:
-        source = open_model(make_model(folder, shape))
+        self._source = open_model(make_model(folder, shape))
+        self._shape = shape
         names = [f"LABEL_{label}" for label in range(LABELS)]
-        labels = {"id2label": dict(enumerate(names)), "label2id": {name: label for label, name in enumerate(names)}}
+        self._labels = {
+            "id2label": dict(enumerate(names)),
+            "label2id": {name: label for label, name in enumerate(names)},
+        }
         self._width = SHAPES[shape]["hidden_size"]
-        self._specs: dict[TrainableMethod, ModelSpec] = {}
-        self._profiles: dict[TrainableMethod, ModelProfile] = {}
-        for method in ("full", "lora"):
+        self._known: dict[tuple[TrainableMethod, tuple[str, ...]], tuple[ModelSpec, ModelProfile]] = {}
+
+    def _trained(self, row: Row) -> tuple[ModelSpec, ModelProfile]:
+        """The spec and the profile of a row's model; rows that train the same share them."""
+        key = (row.method, row.trainable)
+        if key not in self._known:
             spec = make_model_spec(
-                source,
+                self._source,
                 auto_class="AutoModelForTokenClassification",
-                config_overrides=labels,
+                config_overrides=self._labels,
                 seed=0,
-                method=method,
-                lora=LoraSpec(target_modules=("query", "value")) if method == "lora" else None,
+                method=row.method,
+                lora=LoraSpec(target_modules=("query", "value")) if row.method == "lora" else None,
+                trainable_patterns=row.trainable,
             )
-            self._specs[method] = spec
-            self._profiles[method] = profile_model(spec, memory_tokens=TOKENS, typical_tokens=TOKENS, name=shape)
+            profile = profile_model(spec, memory_tokens=TOKENS, typical_tokens=TOKENS, name=self._shape)
+            self._known[key] = spec, profile
+        return self._known[key]
 
     def run(self, row: Row, batch_rows: int, allocator: Allocator) -> Result:
         """Plan a row for the least memory and measure each of its stages."""
@@ -161,7 +183,7 @@ class Bench:
         )
         return make_plan(
             PlanRequest(
-                model=self._profiles[row.method],
+                model=self._trained(row)[1],
                 cluster=ClusterProfile(devices=devices),
                 batch_rows=batch_rows,
                 schedule=row.schedule,
@@ -176,7 +198,7 @@ class Bench:
 
     def _measured(self, row: Row, plan: Plan, place: StageAssignment) -> int:
         job = StageJob(
-            spec=self._specs[row.method],
+            spec=self._trained(row)[0],
             units=(place.first_unit, place.stop_unit),
             stage=place.stage,
             in_flight=tuple(stage.in_flight for stage in plan.stages),
@@ -311,14 +333,15 @@ def run(arguments: argparse.Namespace) -> int:
     )
     if quick:
         report.note(
-            "quick: MiniLM's shape, 8 rows, the default allocator, no recomputation or LoRA. The targets are for "
+            "quick: MiniLM's shape, 8 rows, the default allocator. The targets are for "
             "BERT-base; a smaller model spends more of its memory on buffers"
         )
     with tempfile.TemporaryDirectory() as folder:
         measured = Measured(Bench(Path(folder), shape), report)
         for batch_rows in (FIGURE_BATCH,) if quick else (FIGURE_BATCH, *FURTHER_BATCHES):
             for allocator in ALLOCATORS[:1] if quick else ALLOCATORS:
-                measured.add(batch_rows, allocator, MODES if batch_rows == FIGURE_BATCH and not quick else ())
+                further = (*(() if quick else MODES), *PARTS) if batch_rows == FIGURE_BATCH else ()
+                measured.add(batch_rows, allocator, further)
     measured.show_reductions()
     show_figures(report, measured)
     return report.finish()

@@ -22,6 +22,7 @@ from coterie.measure.device_profile import idle_bytes
 from coterie.measure.process_memory import current_rss_bytes, peak_rss_bytes, reset_peak
 from coterie.measure.stand_in_weights import StandInWeights
 from coterie.models import build_stage, describe
+from coterie.models.block_quantizer import load_before_peft
 from coterie.pipeline.executor import StageExecutor
 from coterie.pipeline.executor_settings import ExecutorSettings
 from coterie.pipeline.micro_batch import MicroBatch, row_ranges
@@ -50,6 +51,7 @@ class StageJob(msgspec.Struct, frozen=True, kw_only=True):
     recompute: bool = False
     allocator: Allocator = "default"
     steps: int = 2
+    task: str = "token-classification"
 
 
 class StageMemory(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,6 +104,12 @@ class MadeUpNeighbours:
     def put_gradient(self, step: int, micro_batch: int, gradient: Tensor) -> None:
         """See `StagePorts`."""
 
+    def take_done(self, step: int, micro_batch: int) -> None:
+        """See `StagePorts`."""
+
+    def put_done(self, step: int, micro_batch: int) -> None:
+        """See `StagePorts`."""
+
     def put_predictions(self, step: int, micro_batch: int, predictions: Tensor) -> None:
         """See `StagePorts`."""
 
@@ -130,14 +138,15 @@ def measure(job: StageJob) -> StageMemory:
         use_tight_allocator()
     describe(job.spec)
     if job.spec.lora is not None:
-        importlib.import_module("peft")  # an idle worker has it, from the time when it measured its speed
+        load_before_peft()
+        importlib.import_module("peft")  # an idle worker has both, from the time when it measured its speed
     idle = idle_bytes("cpu")
     stage = _in_thread(lambda: build_stage(job.spec, *job.units, StandInWeights(job.spec)))
     ports = MadeUpNeighbours(job, labels=9)
     executor = StageExecutor(
         stage,
         StageOptimizer(OptimizerSpec(learning_rate=1e-5, lr_schedule="constant")),
-        get_task("token-classification"),
+        get_task(job.task),
         ports,
         ExecutorSettings(
             seed=0,

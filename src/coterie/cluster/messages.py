@@ -41,6 +41,9 @@ HIDDEN: Final = "hidden"
 GRADIENT: Final = "gradient"
 """Worker to the one before: the gradient of those hidden states."""
 
+DONE: Final = "done"
+"""In place of a gradient, where none goes down: a micro-batch is done here, the worker before may run one ahead."""
+
 TIED: Final = "tied"
 """Between the first and the last stage: the gradient of the shared matrix [V, D]."""
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from coterie.config.recipe import Recipe, TrainSection
+from coterie.config.recipe import DataSection, Recipe, TrainSection
 from coterie.units import counted, parse_memory
 
 
@@ -19,6 +19,7 @@ class Contradiction(msgspec.Struct, frozen=True, kw_only=True):
 
 def contradictions(recipe: Recipe) -> Iterator[Contradiction]:
     """Everything contradictory in `recipe`. A written-out default never is: a run's own recipe has them all."""
+    yield from _data(recipe.data)
     yield from _method(recipe.train)
     yield from _batches(recipe.train)
     yield from _devices(recipe)
@@ -30,6 +31,25 @@ def contradictions(recipe: Recipe) -> Iterator[Contradiction]:
             f"({recipe.cluster.heartbeat_s:g} s): every worker would count as lost",
             others=("cluster.heartbeat_s",),
         )
+
+
+def _data(data: DataSection) -> Iterator[Contradiction]:
+    if data.packing and data.task != "causal-lm":
+        yield Contradiction(
+            key="data.packing",
+            text=f'is for task = "causal-lm", but the task is "{data.task}"; leave it out',
+            others=("data.task",),
+        )
+    if data.prompt is None:
+        return
+    if data.task not in {"causal-lm", "summarization"}:
+        yield Contradiction(
+            key="data.prompt",
+            text=f'is for causal-lm and summarization, but the task is "{data.task}"; leave it out',
+            others=("data.task",),
+        )
+    elif "{text}" not in data.prompt:
+        yield Contradiction(key="data.prompt", text="has no place for the text: write {text} where it belongs")
 
 
 def _method(train: TrainSection) -> Iterator[Contradiction]:

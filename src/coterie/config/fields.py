@@ -2,7 +2,7 @@
 
 import functools
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import msgspec
 
@@ -22,6 +22,7 @@ class RecipeField(msgspec.Struct, frozen=True, kw_only=True):
         type: The annotation, with its range.
         default: The default; `msgspec.NODEFAULT` if the field is required.
         description: One or two sentences for people.
+        refused: Words that people expect here, and why they are not taken (`Meta.extra["refused"]`).
     """
 
     section: str
@@ -30,6 +31,7 @@ class RecipeField(msgspec.Struct, frozen=True, kw_only=True):
     type: typing.Any  # a type expression has no narrower type
     default: object
     description: str
+    refused: Mapping[str, str] = {}
 
     @property
     def key(self) -> str:
@@ -57,6 +59,7 @@ def struct_fields(struct: type[msgspec.Struct], section: str) -> Iterator[Recipe
             type=annotation,
             default=default,
             description=meta.description or "",
+            refused=(meta.extra or {}).get("refused", {}),
         )
 
 

@@ -182,7 +182,7 @@ def _check_table(
             try:
                 good[name] = _convert(value, field, from_flag=key in overridden)
             except msgspec.ValidationError as error:
-                report.add(key, f"is {_shown(value)}: {_explained(error, field, from_flag=key in overridden)}")
+                report.add(key, f"is {_shown(value)}: {_explained(error, field, value, from_flag=key in overridden)}")
     return good
 
 
@@ -254,10 +254,11 @@ def _shown(value: object) -> str:
     return text if len(text) <= 60 else text[:57] + "…"
 
 
-def _explained(error: msgspec.ValidationError, field: RecipeField, *, from_flag: bool) -> str:
+def _explained(error: msgspec.ValidationError, field: RecipeField, value: object, *, from_flag: bool) -> str:
     """The library's sentence in the middle of ours, without its marks; for a choice between words, the words."""
     if words := choices(field.type):
-        return f"expected {' or '.join(words)}"
+        reason = field.refused.get(value) if isinstance(value, str) else None
+        return f"expected {' or '.join(words)}" + (f" ({reason})" if reason else "")
     text = str(error).split(" - at `")[0].replace("`", "")
     if plain_type(field.type) is str and text.endswith((", got int", ", got float")):
         return "expected text, in quotes"

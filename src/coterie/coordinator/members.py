@@ -8,6 +8,7 @@ from coterie.clock import Clock
 from coterie.cluster.membership import ClusterState, Heard, Joined, Left, apply, decide
 from coterie.cluster.messages import (
     CONTROL,
+    DONE,
     GRADIENT,
     HIDDEN,
     TIED,
@@ -46,7 +47,7 @@ JOIN_POLL_S = 0.05
 NEWS_S = 0.5
 
 
-_RELAYED_KINDS = (HIDDEN, GRADIENT, TIED)
+_RELAYED_KINDS = (HIDDEN, GRADIENT, DONE, TIED)
 """What workers say to each other: a worker cannot pass its own words off as the coordinator's."""
 
 

@@ -14,7 +14,7 @@ from coterie.measure.process_memory import current_rss_bytes, is_out_of_memory
 from coterie.measure.stand_in_weights import StandInWeights
 from coterie.measure.timing import Stopwatch, fit_line
 from coterie.measure.unit_cost import example_inputs, run_backward, run_forward
-from coterie.models import StageModule, build_stage
+from coterie.models import StageModule, build_stage, describe
 from coterie.profiles.cluster_profile import DeviceProfile, DeviceType, UnitTiming
 from coterie.profiles.model_profile import LayerProfile, ModelProfile
 
@@ -74,7 +74,10 @@ def profile_device(  # noqa: PLR0913 - plain facts about one device, each named 
             timings.append(timing)
         _release_memory()
     tell(steps[-2], len(steps) - 1, len(steps))
-    flops_per_s = _matrix_flops_per_s(watch, device_type)
+    flops_per_s = _matrix_flops_per_s(watch, device_type, torch.float32)
+    bfloat16_speed = 1.0
+    if spec.compute_dtype == "bfloat16":
+        bfloat16_speed = _matrix_flops_per_s(watch, device_type, torch.bfloat16) / flops_per_s
     tell(steps[-1], len(steps), len(steps))
     update_bytes_per_s = _update_bytes_per_s(watch, device_type)
     _release_memory()
@@ -88,6 +91,7 @@ def profile_device(  # noqa: PLR0913 - plain facts about one device, each named 
         timings=tuple(timings),
         flops_per_s=flops_per_s,
         update_bytes_per_s=update_bytes_per_s,
+        bfloat16_speed=bfloat16_speed,
     )
 
 
@@ -105,6 +109,7 @@ class _UnitBench:
 
     def __init__(self, spec: ModelSpec, profile: ModelProfile, device_type: DeviceType, watch: Stopwatch) -> None:
         self._spec = spec
+        self._first_backward_unit = describe(spec).first_backward_unit
         self._device_type = device_type
         self._tokens = profile.typical_tokens
         self._width = hidden_width(profile)
@@ -117,7 +122,8 @@ class _UnitBench:
                 self._spec, unit, unit + 1, StandInWeights(self._spec), device=torch.device(self._device_type)
             )
             stage.train()
-            with torch.set_grad_enabled(self._spec.method != "none"):
+            # As in a run: no backward below everything that is trained, and no gradient that goes there.
+            with torch.set_grad_enabled(unit >= self._first_backward_unit):
                 few, many = (self._time(stage, count) for count in rows)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
@@ -141,7 +147,9 @@ class _UnitBench:
             parameter.grad = None
 
         def once() -> tuple[float, float]:
-            received = None if stage.is_first else hidden.detach().requires_grad_()
+            received = None
+            if not stage.is_first:
+                received = hidden.detach().requires_grad_(stage.first_unit > self._first_backward_unit)
             outputs: list[Tensor] = []
             forward_s = self._watch.seconds(lambda: outputs.append(run_forward(stage, inputs, received)))
             (output,) = outputs
@@ -169,9 +177,9 @@ def _first_of_each_kind(profile: ModelProfile) -> list[tuple[int, LayerProfile]]
     return list(first.values())
 
 
-def _matrix_flops_per_s(watch: Stopwatch, device_type: DeviceType) -> float:
-    """Speed of a float32 product of square matrices."""
-    matrix = torch.ones(_MATRIX, _MATRIX, device=device_type)
+def _matrix_flops_per_s(watch: Stopwatch, device_type: DeviceType, dtype: torch.dtype) -> float:
+    """Speed of a product of square matrices."""
+    matrix = torch.ones(_MATRIX, _MATRIX, device=device_type, dtype=dtype)
     seconds = watch.median(lambda: matrix @ matrix, budget_s=_BUDGET_S)
     return 2.0 * _MATRIX**3 / seconds
 

@@ -1,6 +1,7 @@
 """What every unit of a model costs at a run's shapes: counted on fake tensors, without weights, in about a second."""
 
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 
 import msgspec
 import torch
@@ -14,6 +15,7 @@ from coterie.measure.keys import model_profile_key
 from coterie.measure.stand_in_weights import StandInWeights
 from coterie.measure.unit_cost import count_flops, count_stage, example_inputs, run_forward, saved_bytes
 from coterie.models import Anatomy, StageModule, build_stage, describe
+from coterie.models.frozen_weights import held_bytes
 from coterie.profiles.model_profile import AffineBytes, LayerProfile, ModelProfile
 
 _LOG = get_logger(__name__)
@@ -39,19 +41,17 @@ def profile_model(spec: ModelSpec, *, memory_tokens: int, typical_tokens: int, n
         UnsupportedModelError: The model cannot be cut; the message says why.
     """
     notes: tuple[str, ...] = ()
-    anatomy = describe(spec)  # before gradients go off: it reads the model's build off their graph
-    # Without gradients nothing is kept for a backward: what a forward needs is then all transient.
-    with torch.set_grad_enabled(spec.method != "none"):
-        try:
-            counted = _Counting(spec, memory_tokens, typical_tokens, fake=True).all_units()
-        except RuntimeError as error:  # torch's word for "this depends on values" is one of many RuntimeErrors
-            _LOG.info("counting %s on real tensors: %s", name, error)
-            notes = ("counted on random inputs: this model's memory depends on values (such as chosen experts)",)
-            counted = _Counting(spec, memory_tokens, typical_tokens, fake=False).all_units()
+    anatomy = describe(spec)
+    try:
+        counted = _Counting(spec, memory_tokens, typical_tokens, fake=True).all_units()
+    except RuntimeError as error:  # torch's word for "this depends on values" is one of many RuntimeErrors
+        _LOG.info("counting %s on real tensors: %s", name, error)
+        notes = ("counted on random inputs: this model's memory depends on values (such as chosen experts)",)
+        counted = _Counting(spec, memory_tokens, typical_tokens, fake=False).all_units()
     return ModelProfile(
         key=model_profile_key(spec, memory_tokens=memory_tokens, typical_tokens=typical_tokens),
         name=name,
-        layers=tuple(_layer(anatomy, unit, counted[unit]) for unit in range(anatomy.unit_count)),
+        layers=tuple(_layer(spec, anatomy, unit, counted[unit]) for unit in range(anatomy.unit_count)),
         tied=anatomy.tied is not None,
         tied_bytes=0 if anatomy.tied is None else _bytes_of(anatomy, (anatomy.tied.name,)),
         memory_tokens=memory_tokens,
@@ -94,7 +94,7 @@ class _Counting:
 
     def _count(self, unit: int) -> _UnitCost:
         stage = self._build(unit, unit + 1)
-        with self._mode or nullcontext():
+        with self._as_it_runs(unit):
             few, many = (count_stage(stage, *self._received(stage, rows)) for rows in _ROWS)
             forward_flops, backward_flops = count_flops(stage, *self._received(stage, 1, self._typical_tokens))
         masks = self._shared_with_its_like(unit, many.saved)
@@ -109,20 +109,41 @@ class _Counting:
         )
 
     def _shared_with_its_like(self, unit: int, alone: int) -> int:
-        """Of what a block saves for the larger row count, the bytes that a block after it would share: masks."""
-        kinds = self._anatomy.unit_kinds
-        if unit + 1 == len(kinds) or kinds[unit] != kinds[unit + 1]:
+        """Of what a block saves for the larger row count, the bytes that one beside it would share: masks."""
+        other = self._its_like(unit)
+        if other is None:
             return 0
-        pair = self._build(unit, unit + 2)
-        with self._mode or nullcontext():
-            return 2 * alone - saved_bytes(pair, *self._received(pair, _ROWS[1]))
+        kinds = self._anatomy.unit_kinds
+        apart = alone if kinds[other] == kinds[unit] else self._saved(other, other + 1)
+        return max(alone + apart - self._saved(min(unit, other), max(unit, other) + 1), 0)
+
+    def _its_like(self, unit: int) -> int | None:
+        """A neighbour that runs as this block does, or differs from it by where gradients end."""
+        kinds, lowest = self._anatomy.unit_kinds, self._anatomy.first_backward_unit
+        saving = range(max(lowest, 1), len(kinds) - 1)
+        beside = [other for other in (unit + 1, unit - 1) if unit in saving and other in saving]
+        return next((other for other in beside if kinds[other] == kinds[unit] or lowest in {unit, other}), None)
+
+    def _saved(self, first_unit: int, stop_unit: int) -> int:
+        stage = self._build(first_unit, stop_unit)
+        with self._as_it_runs(first_unit):
+            return saved_bytes(stage, *self._received(stage, _ROWS[1]))
+
+    @contextmanager
+    def _as_it_runs(self, unit: int) -> Iterator[None]:
+        """On the tensors to count with; without gradients below everything that is trained: all is transient then."""
+        with self._mode or nullcontext(), torch.set_grad_enabled(unit >= self._anatomy.first_backward_unit):
+            yield
 
     def _received(
         self, stage: StageModule, rows: int, tokens: int | None = None
     ) -> tuple[dict[str, Tensor], Tensor | None]:
         """What a stage is given: inputs and hidden states."""
         tokens = tokens or self._memory_tokens
-        hidden = None if stage.is_first else torch.randn(rows, tokens, self._width).to(self._hidden_dtype)
+        hidden = None
+        if not stage.is_first:
+            hidden = torch.randn(rows, tokens, self._width).to(self._hidden_dtype)
+            hidden.requires_grad_(stage.first_unit > self._anatomy.first_backward_unit)
         return example_inputs(rows, tokens), hidden
 
     def _build(self, first_unit: int, stop_unit: int) -> StageModule:
@@ -138,7 +159,7 @@ class _Counting:
         return output.shape[-1], output.dtype
 
 
-def _layer(anatomy: Anatomy, unit: int, cost: _UnitCost) -> LayerProfile:
+def _layer(spec: ModelSpec, anatomy: Anatomy, unit: int, cost: _UnitCost) -> LayerProfile:
     own = anatomy.names_in(unit, unit + 1)
     tied = anatomy.tied.name if anatomy.tied is not None else None
     trained = set(anatomy.trainable[unit]) | ({tied} & set(own) & set(anatomy.trainable[0]))
@@ -146,7 +167,7 @@ def _layer(anatomy: Anatomy, unit: int, cost: _UnitCost) -> LayerProfile:
     return LayerProfile(
         name=anatomy.unit_names[unit],
         kind=anatomy.unit_kinds[unit],
-        parameter_bytes=_bytes_of(anatomy, own),
+        parameter_bytes=sum(held_bytes(spec, name, anatomy.shapes[name]) for name in own),
         trainable_bytes=sum(trained_bytes),
         largest_trainable_bytes=max(trained_bytes, default=0),
         saved=cost.saved,

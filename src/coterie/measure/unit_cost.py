@@ -8,11 +8,11 @@ saves the whole attention matrix.
 import msgspec
 import torch
 from torch import Tensor
-from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
 from coterie.measure.live_bytes import LiveBytes, SavedBytes
 from coterie.models import RandomKey, StageModule
+from coterie.tasks.cross_entropy import cross_entropy_sum
 
 _FLOAT32_BYTES = 4
 _KEY = RandomKey(seed=0, step=0, micro_batch=0)
@@ -52,10 +52,9 @@ def example_inputs(rows: int, tokens: int) -> dict[str, Tensor]:
 
 
 def loss_of(logits: Tensor) -> Tensor:
-    """A stand-in for any task's loss over logits [B, T, C] or [B, C]: cross-entropy in float32, summed."""
-    flat = logits.reshape(-1, logits.shape[-1]).float()
-    labels = torch.zeros(flat.shape[0], dtype=torch.long, device=flat.device)
-    return functional.cross_entropy(flat, labels, reduction="sum")
+    """A stand-in for any task's loss over logits [B, T, C] or [B, C]: the cross-entropy that tasks take."""
+    labels = torch.zeros(logits.shape[:-1], dtype=torch.long, device=logits.device)
+    return cross_entropy_sum(logits, labels)
 
 
 def run_forward(stage: StageModule, inputs: dict[str, Tensor], hidden: Tensor | None) -> Tensor:
@@ -76,7 +75,7 @@ def count_stage(stage: StageModule, inputs: dict[str, Tensor], hidden: Tensor | 
     Args:
         stage: On the CPU, its tensors real or, in a fake tensor mode, fake.
         inputs: See `example_inputs`.
-        hidden: Input [B, T, D]; None for the first stage.
+        hidden: Input [B, T, D], with `requires_grad` where its gradient goes down; None for the first stage.
     """
     trained = stage.trainable().values()
     for parameter in trained:
@@ -154,7 +153,7 @@ def _existing(stage: StageModule, inputs: dict[str, Tensor]) -> list[Tensor]:
 
 def _received(hidden: Tensor | None) -> Tensor | None:
     """A leaf of the graph, as the executor makes it of what arrives."""
-    return None if hidden is None else hidden.detach().requires_grad_()
+    return None if hidden is None else hidden.detach().requires_grad_(hidden.requires_grad)
 
 
 def _attention_flops(

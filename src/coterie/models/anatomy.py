@@ -41,7 +41,7 @@ class Anatomy(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         unit_names: `embedding`, `block 0` ... `output layer`.
-        unit_kinds: Units of equal kind have equal shapes and cost.
+        unit_kinds: Units of equal kind have equal shapes and cost; what is trained, in them and below, is part of it.
         unit_of: The owning unit of every parameter, trained or not, adapters included; each has exactly one.
         shapes: The shape of every parameter in `unit_of`.
         trainable: Names of trained parameters, per unit.
@@ -74,6 +74,11 @@ class Anatomy(msgspec.Struct, frozen=True, kw_only=True):
     def trainable_names(self) -> frozenset[str]:
         """All trained parameters."""
         return frozenset(name for unit in self.trainable for name in unit)
+
+    @property
+    def first_backward_unit(self) -> int:
+        """The lowest unit with anything trained: no gradient goes below it. `unit_count` if nothing is trained."""
+        return next((unit for unit, names in enumerate(self.trainable) if names), self.unit_count)
 
     def units_of_slot(self, slot: str) -> frozenset[int]:
         """Units that use the parameter in one place of the model; two only for the tied matrix used as a function."""
@@ -130,7 +135,7 @@ def describe(spec: ModelSpec) -> Anatomy:
     names = ("embedding", *(f"block {i}" for i in range(len(blocks))), "output layer")
     return Anatomy(
         unit_names=names,
-        unit_kinds=_kinds(blocks, blocks_name, shapes, trained, model.config),
+        unit_kinds=_kinds(blocks, blocks_name, unit_of, shapes, trained, model.config),
         unit_of=unit_of,
         shapes=shapes,
         trainable=tuple(
@@ -223,23 +228,29 @@ def _saved_buffers(model: nn.Module, blocks_name: str, block_count: int) -> dict
     return units
 
 
-def _kinds(
+def _kinds(  # noqa: PLR0917 - facts of the one description, taken apart
     blocks: nn.ModuleList,
     blocks_name: str,
+    unit_of: dict[str, int],
     shapes: dict[str, tuple[int, ...]],
     trained: frozenset[str],
     config: "PretrainedConfig",
 ) -> tuple[UnitKind, ...]:
     kinds: list[UnitKind] = ["embedding"]
+    prefixes = [f"{blocks_name}.{index}." for index in range(len(blocks))]
+    trained_in = [any(name.startswith(prefix) for name in trained) for prefix in prefixes]
+    trained_below = any(unit_of[name] == 0 for name in trained)
     # Settings with one value a block, such as the kind of its attention.
     values_of = sorted(config.to_dict().items())
     per_block = [v for _, v in values_of if isinstance(v, list | tuple) and len(v) == len(blocks)]
-    for index, block in enumerate(blocks):
-        prefix = f"{blocks_name}.{index}."
+    for index, (block, prefix) in enumerate(zip(blocks, prefixes, strict=True)):
         own = [(n.removeprefix(prefix), s, n in trained) for n, s in shapes.items() if n.startswith(prefix)]
         settings = [values[index] for values in per_block]
-        digest = hashlib.blake2b(repr((type(block).__name__, own, settings)).encode(), digest_size=4)
+        # A block's backward is whole, without a gradient for what is below, or left out.
+        backward = (trained_below, trained_below or trained_in[index])
+        digest = hashlib.blake2b(repr((type(block).__name__, own, settings, backward)).encode(), digest_size=4)
         kinds.append(f"block-{digest.hexdigest()}")
+        trained_below = trained_below or trained_in[index]
     return (*kinds, "output layer")
 
 

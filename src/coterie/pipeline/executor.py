@@ -31,12 +31,13 @@ _T = TypeVar("_T")
 class _InFlight:
     """A micro-batch between its forward and its backward."""
 
-    __slots__ = ("awaits_gradient", "hidden", "loss_tokens", "root", "samples_seen")
+    __slots__ = ("hidden", "is_passed_on", "is_received", "loss_tokens", "root", "samples_seen")
 
     def __init__(self, loss_tokens: int, samples_seen: int) -> None:
         self.loss_tokens = loss_tokens
         self.samples_seen = samples_seen
-        self.awaits_gradient = False
+        self.is_received = False
+        self.is_passed_on = False
         self.hidden: Tensor | None = None
         self.root: Tensor | GradientEdge | None = None
         """Where backward starts: the loss, or the output's place in the graph (the output itself is given away)."""
@@ -148,6 +149,7 @@ class StageExecutor:
         hidden = None
         if not self._stage.is_first:
             hidden = self._wait(tally, self._ports.take_hidden, step, action.micro_batch)
+            record.is_received = True
         if self._stage.is_last:
             self._forward_to_loss(action, batch, hidden, record, tally)
         else:
@@ -156,7 +158,7 @@ class StageExecutor:
                 if output.requires_grad:
                     record.root = get_gradient_edge(output)
                 output = output.detach().to("cpu")
-            record.awaits_gradient = self._has_backward
+            record.is_passed_on = True
             self._ports.put_hidden(step, action.micro_batch, output)
 
     def _forward_to_loss(
@@ -206,23 +208,33 @@ class StageExecutor:
             tally.update_samples = record.samples_seen
         step = self._first_step + action.step
         gradient = None
-        if record.awaits_gradient:
-            gradient = self._wait(tally, self._ports.take_gradient, step, action.micro_batch)
-        if record.root is None:
-            return
-        below = None
+        if record.is_passed_on:
+            take = self._ports.take_gradient if self._has_backward else self._ports.take_done
+            gradient = self._wait(tally, take, step, action.micro_batch)
+        below = None if record.root is None else self._gradient_below(action, record, gradient, tally)
+        if below is not None:
+            self._ports.put_gradient(step, action.micro_batch, below)
+        elif record.is_received and not self._settings.sends_gradient:
+            self._ports.put_done(step, action.micro_batch)
+
+    def _gradient_below(
+        self, action: Action, record: _InFlight, gradient: Tensor | None, tally: StepTally
+    ) -> Tensor | None:
+        """Run a backward; the gradient [B, T, D] of the hidden states that came in, where one goes down."""
+        root, hidden = record.root, record.hidden
+        assert root is not None
+        record.root = record.hidden = None
         with self._busy("B", tally):
             self._stash.install(action.weight_version)
             self._stash.collect_on(action.weight_version)
             if gradient is None:
                 gradient = torch.ones((), device=self._device) / record.loss_tokens
-            torch.autograd.backward(record.root, gradient.to(self._device))
-            if record.hidden is not None:
-                assert record.hidden.grad is not None
-                below = record.hidden.grad.to("cpu")
-            del record, gradient
-        if below is not None:
-            self._ports.put_gradient(step, action.micro_batch, below)
+            torch.autograd.backward(root, gradient.to(self._device))
+            del root, gradient
+            if hidden is None:
+                return None
+            assert hidden.grad is not None
+            return hidden.grad.to("cpu")
 
     def _update(self, action: Action, index: int, tally: StepTally) -> None:
         if tally.update_tokens == 0:

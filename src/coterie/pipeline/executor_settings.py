@@ -24,7 +24,8 @@ class ExecutorSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         seed: The run's seed; with step, micro-batch and unit it fixes all randomness.
-        sends_gradient: Some unit before this stage is trained, so the previous stage waits for gradients.
+        sends_gradient: Some unit before this stage is trained, so the previous stage waits for gradients. If not, that
+            stage runs forward only, and is told when a micro-batch is done, lest it run ahead without end.
         recompute: Keep block inputs only and run the blocks' forwards again in backward.
         name: What messages call this stage, with its device.
     """

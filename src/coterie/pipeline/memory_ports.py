@@ -37,6 +37,7 @@ class MemoryPipeline:
         self._capacity = hidden_capacity
         self._changed = threading.Condition()
         self._boxes: dict[_Key, Tensor] = {}
+        self._done: set[_Key] = set()
         self._waiting_hidden = [0] * (stages + 1)
         self._norms: dict[int, dict[int, dict[int, float]]] = {}
         self._sums: dict[int, tuple[float, int]] = {}
@@ -80,6 +81,18 @@ class MemoryPipeline:
                 self._waiting_hidden[key[1]] -= 1
                 self._changed.notify_all()
             return self._boxes.pop(key)
+
+    def mark_done(self, key: _Key) -> None:
+        """Let `wait_for_done` of the same key pass."""
+        with self._changed:
+            self._done.add(key)
+            self._changed.notify_all()
+
+    def wait_for_done(self, key: _Key) -> None:
+        """Wait for `mark_done`."""
+        with self._changed:
+            self._wait_for(lambda: key in self._done)
+            self._done.discard(key)
 
     def sum_norms(self, stage: int, step: int, own: Mapping[int, float]) -> float:
         """Wait until every stage has given its units' values of `step`; their sum in unit order."""
@@ -129,6 +142,14 @@ class MemoryPorts:
     def put_gradient(self, step: int, micro_batch: int, gradient: Tensor) -> None:
         """Hand [B, T, D] to the previous stage."""
         self._pipeline.put(("gradient", self._stage - 1, step, micro_batch), gradient)
+
+    def take_done(self, step: int, micro_batch: int) -> None:
+        """Wait for the next stage's word."""
+        self._pipeline.wait_for_done(("done", self._stage, step, micro_batch))
+
+    def put_done(self, step: int, micro_batch: int) -> None:
+        """Leave word for the previous stage."""
+        self._pipeline.mark_done(("done", self._stage - 1, step, micro_batch))
 
     def put_predictions(self, step: int, micro_batch: int, predictions: Tensor) -> None:
         """Keep them in the pipeline's `predictions`."""

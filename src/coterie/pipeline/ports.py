@@ -36,6 +36,14 @@ class StagePorts(Protocol):
         """Send the gradient of what `take_hidden` gave, [B, T, D], to the previous stage. Must not wait for room."""
         ...
 
+    def take_done(self, step: int, micro_batch: int) -> None:
+        """Wait until the next stage is done with a micro-batch, where no gradient comes back: how far ahead to run."""
+        ...
+
+    def put_done(self, step: int, micro_batch: int) -> None:
+        """Tell the previous stage so, which trains nothing and gets no gradient. Must not wait for room."""
+        ...
+
     def put_predictions(self, step: int, micro_batch: int, predictions: Tensor) -> None:
         """Hand out what the task reads from the logits, [B, ...]; last stage, forward-only schedule."""
         ...

@@ -69,7 +69,7 @@ class WeightStash:
 
     def next_version(self, version: int, index: int) -> dict[str, Parameter]:
         """The parameters that the update at action `index` writes to, from then on `version`."""
-        if self._current.last_use > index:
+        if self._current.parameters and self._current.last_use > index:
             copies = {name: Parameter(p.detach().clone()) for name, p in self._current.parameters.items()}
             self._current = _Weights(copies, -1)
         self._number_current(version)

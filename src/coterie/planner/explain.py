@@ -104,6 +104,8 @@ def _rows(plan: Plan, request: PlanRequest) -> list[list[str]]:
     for stage in plan.stages:
         layers = request.model.layers[stage.first_unit : stage.stop_unit]
         flags = " recompute" if stage.recompute else ""
+        if stage.stop_unit <= problem.first_backward_unit and plan.schedule != "forward":
+            flags = " forward only"
         rows.append(
             [
                 str(stage.stage),

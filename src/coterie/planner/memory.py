@@ -4,8 +4,9 @@
 that one micro-batch's backward takes + holes of the allocator + buffers`. A backward frees what it saved, from the last
 unit to the first, while working memory (and, where none exist yet, gradients) comes up: its peak lies at one unit, and
 is found by looking at each. Only the tight allocator (and a GPU's) gives back what is freed; with glibc's default all
-of it adds up. The arithmetic runs on plain integers for one stage and on arrays for all stages at once (the search),
-and must stay the same for both: integers only.
+of it adds up. Stages below everything that is trained keep nothing for a backward and get no gradient: they take
+weights, working memory, and buffers of one direction. The arithmetic runs on plain integers for one stage and on arrays
+for all stages at once (the search), and must stay the same for both: integers only.
 """
 
 from typing import Generic, NamedTuple, TypeVar
@@ -53,6 +54,7 @@ class MemorySettings(msgspec.Struct, frozen=True, kw_only=True):
     """What a stage's memory depends on besides its units, rows and depth.
 
     `accumulates` is False where a step has one micro-batch (under `stash` each is an update of its own anyway).
+    `kept_rows` are the rows of a generation that are under way at once, whose keys and values every stage keeps.
     """
 
     schedule: ScheduleKind = "flush"
@@ -61,6 +63,7 @@ class MemorySettings(msgspec.Struct, frozen=True, kw_only=True):
     allocator: Allocator = "default"
     device_type: DeviceType = "cpu"
     accumulates: bool = True
+    kept_rows: int = 0
 
     @property
     def activation_percent(self) -> int:
@@ -91,7 +94,9 @@ class StageSizes(NamedTuple, Generic[Bytes]):
         largest_block_saved: What one block saves while it is recomputed.
         transient, fresh_transient: Largest working memory of a unit, in the same two cases.
         received, sent: One hidden state of the link before and after; 0 at the ends.
+        returned: The gradients of both, where they come back.
         exchanged: Buffer for the tied matrix's gradient from the other end.
+        kept_row: What one row of a generation keeps.
     """
 
     weights: Bytes
@@ -107,7 +112,9 @@ class StageSizes(NamedTuple, Generic[Bytes]):
     fresh_transient: Bytes
     received: Bytes
     sent: Bytes
+    returned: Bytes
     exchanged: Bytes
+    kept_row: Bytes
 
 
 class StageBytes(NamedTuple, Generic[Bytes]):
@@ -147,7 +154,7 @@ def stage_bytes(sizes: StageSizes[Bytes], settings: MemorySettings) -> StageByte
             optimizer=nothing,
             versions=nothing,
             versions_per_depth=nothing,
-            activations=nothing,
+            activations=sizes.kept_row * settings.kept_rows * percent // 100,
             activations_per_depth=nothing,
             transient=sizes.transient * percent // 100,
             buffers=runtime + LINK_COPIES * (sizes.received + sizes.sent),
@@ -167,7 +174,7 @@ def stage_bytes(sizes: StageSizes[Bytes], settings: MemorySettings) -> StageByte
         activations=beyond - more + holes,
         activations_per_depth=kept + holes_per_depth,
         transient=more,
-        buffers=runtime + 2 * LINK_COPIES * (sizes.received + sizes.sent) + sizes.exchanged,
+        buffers=runtime + LINK_COPIES * (sizes.received + sizes.sent + sizes.returned) + sizes.exchanged,
     )
 
 
@@ -207,10 +214,12 @@ def stage_sizes(model: ModelProfile, first_unit: int, stop_unit: int, rows: int)
     numbers = range(first_unit, stop_unit)
     is_block = [0 < number < last for number in numbers]
     saved = [layer.saved.at(rows) for layer in layers]
-    inputs = [model.layers[number - 1].boundary.at(rows) for number in numbers]
-    kept = [size if block else own for size, own, block in zip(inputs, saved, is_block, strict=True)]
+    kept = [_kept(model, number, rows) for number in numbers]
     peaks = [max(terms[first_unit:stop_unit]) - before[first_unit] for terms, before in _backward_peaks(model, rows)]
-    masks = model.shared.at(rows)
+    lowest = model.first_backward_unit
+    masks = model.shared.at(rows) if stop_unit > lowest else 0
+    received = _boundary(model.layers, first_unit - 1, rows)
+    sent = _boundary(model.layers, stop_unit - 1, rows) if stop_unit <= last else 0
     has_both_ends = len(model.layers) > 1 and first_unit == 0 and stop_unit == last + 1
     shared = model.tied_bytes if model.tied and has_both_ends else 0
     trained_tie = tied_is_trained(model)
@@ -227,10 +236,19 @@ def stage_sizes(model: ModelProfile, first_unit: int, stop_unit: int, rows: int)
         largest_block_saved=max((size for size, block in zip(saved, is_block, strict=True) if block), default=0),
         transient=max(layer.transient.at(rows) for layer in layers),
         fresh_transient=max(layer.fresh_transient.at(rows) for layer in layers),
-        received=_boundary(model.layers, first_unit - 1, rows),
-        sent=_boundary(model.layers, stop_unit - 1, rows) if stop_unit <= last else 0,
+        received=received,
+        sent=sent,
+        returned=(received if first_unit > lowest else 0) + (sent if stop_unit > lowest else 0),
         exchanged=model.tied_bytes if trained_tie and has_one_end else 0,
+        kept_row=sum(layer.kept_bytes_per_row for layer in layers),
     )
+
+
+def _kept(model: ModelProfile, unit: int, rows: int) -> int:
+    """What a unit keeps under recomputation: a block its input, if there will be a backward; an end what it saves."""
+    if 0 < unit < len(model.layers) - 1:
+        return model.layers[unit - 1].boundary.at(rows) if unit >= model.first_backward_unit else 0
+    return model.layers[unit].saved.at(rows)
 
 
 def _boundary(layers: tuple[LayerProfile, ...], unit: int, rows: int) -> int:
@@ -253,7 +271,7 @@ def _backward_peaks(model: ModelProfile, rows: int) -> list[tuple[list[int], lis
             for number, layer in enumerate(model.layers):
                 own, working = layer.saved.at(rows), 0
                 if again and 0 < number < last:
-                    own, working = model.layers[number - 1].boundary.at(rows), own
+                    own, working = _kept(model, number, rows), own
                 before.append(saved - (gradients if fresh else 0))
                 saved += own
                 transient = layer.fresh_transient if fresh else layer.transient
@@ -271,12 +289,13 @@ def all_stage_sizes(model: ModelProfile, rows: int) -> StageSizes[NDArray[np.int
     block = np.array([0 < unit < units - 1 for unit in range(units)])
     saved = np.array([layer.saved.at(rows) for layer in model.layers], dtype=np.int64)
     boundary = np.array([layer.boundary.at(rows) for layer in model.layers], dtype=np.int64)
-    kept = np.where(block, np.concatenate([[0], boundary[:-1]]), saved)
+    kept = np.array([_kept(model, unit, rows) for unit in range(units)], dtype=np.int64)
     peaks = [
         _range_maxima(np.array(terms, dtype=np.int64)) - np.array([*before, 0], dtype=np.int64)[:, None]
         for terms, before in _backward_peaks(model, rows)
     ]
-    masks = model.shared.at(rows)
+    lowest = model.first_backward_unit
+    masks = np.where(stop > lowest, model.shared.at(rows), 0)
     shared = np.where((first == 0) & (stop == units) & (units > 1), model.tied_bytes if model.tied else 0, 0)
     trained_tie = tied_is_trained(model)
     one_end = (first == 0) != (stop == units)
@@ -295,7 +314,9 @@ def all_stage_sizes(model: ModelProfile, rows: int) -> StageSizes[NDArray[np.int
         fresh_transient=_range_maxima(np.array([u.fresh_transient.at(rows) for u in model.layers], dtype=np.int64)),
         received=np.broadcast_to(around[:, None], shape),
         sent=np.broadcast_to(around[None, :], shape),
+        returned=np.where(first > lowest, around[:, None], 0) + np.where(stop > lowest, around[None, :], 0),
         exchanged=np.where(one_end, model.tied_bytes if trained_tie else 0, 0),
+        kept_row=_range_sums([layer.kept_bytes_per_row for layer in model.layers]),
     )
 
 

@@ -111,7 +111,9 @@ def _about_links(candidate: Candidate) -> Iterator[str]:
     deeper = [
         problem.devices[stage.device].name
         for number, stage in enumerate(candidate.stages)
-        if problem.kind in {"flush", "stash", "2bw"} and problem.in_flight(stage.depth) > stages - number
+        if problem.kind in {"flush", "stash", "2bw"}
+        and problem.in_flight(stage.depth) > stages - number
+        and stage.stop_unit > problem.first_backward_unit
     ]
     if deeper:
         yield f"{_they(deeper, 'hold')} more micro-batches than usual to hide a slow link"
@@ -127,6 +129,13 @@ def _about_links(candidate: Candidate) -> Iterator[str]:
 def _about_schedule(candidate: Candidate) -> Iterator[str]:
     problem = candidate.problem
     split = len(candidate.stages) > 1
+    forward_only = [
+        problem.devices[stage.device].name
+        for stage in candidate.stages
+        if stage.stop_unit <= problem.first_backward_unit
+    ]
+    if forward_only and problem.kind != "forward":
+        yield f"{_they(forward_only, 'run')} forward only: nothing is trained there or before"
     if problem.kind == "stash":
         if _was_held_to_one(problem):
             yield "stash cannot split a model whose tied matrix is trained; freeze it or use the flush schedule"

@@ -11,7 +11,9 @@ The formula that the search minimises (METHODS 1; all times per micro-batch of s
 - `flush`, `gpipe`, `forward`: a step takes `A_0 + (m - 1) P`, plus the exchange of a trained tied matrix.
 - `stash`, `2bw`: a step takes `m P` in steady state, plus that exchange under `2bw`.
 
-`gpipe` has no `d_s` and counts a link's two directions together; `forward` has no backward and no way back.
+`gpipe` has no `d_s` and counts a link's two directions together; `forward` has no backward and no way back. Below
+everything that is trained there is no backward either, and nothing but the word that a micro-batch is done comes back:
+it keeps a stage from running ahead further than `d_s`.
 """
 
 from collections.abc import Sequence
@@ -82,6 +84,7 @@ class Problem:
         self.rows = -(-request.batch_rows // micro_batches)
         self.devices = request.cluster.devices
         self.units = len(self.model.layers)
+        self.first_backward_unit = self.model.first_backward_unit
         per_update = 1 if self.kind == "stash" else micro_batches
         seconds = [[unit_seconds(device, layer, self.rows) for layer in self.model.layers] for device in self.devices]
         self.forward_s: Floats = np.array([[forward for forward, _ in row] for row in seconds])
@@ -121,6 +124,7 @@ class Problem:
             allocator=allocator,
             device_type=self.devices[device].device_type,
             accumulates=self.micro_batches > 1,
+            kept_rows=self.request.kept_rows,
         )
 
     def in_flight(self, depth: int) -> int:
@@ -144,7 +148,8 @@ class Problem:
     def compute_s(self, choice: StageChoice) -> tuple[float, float, float]:
         """Forward, backward and the update's share, in seconds per micro-batch."""
         own = slice(choice.first_unit, choice.stop_unit)
-        blocks = slice(max(choice.first_unit, 1), max(min(choice.stop_unit, self.units - 1), 1))
+        first_again = max(choice.first_unit, 1, self.first_backward_unit)
+        blocks = slice(first_again, max(min(choice.stop_unit, self.units - 1), first_again))
         forward = float(self.forward_s[choice.device, own].sum())
         backward = float(self.backward_s[choice.device, own].sum())
         if choice.recompute:
@@ -158,7 +163,8 @@ class Problem:
             sizes = np.concatenate([[0.0], self.sent_bytes])
             coding = sizes * CODEC_S_PER_BYTE[codec]
             there = sizes * CODEC_SIZE[codec] / self.bytes_per_s[:, :, None] + coding
-            back = np.zeros_like(there) if self.kind == "forward" else there.transpose(1, 0, 2)
+            back = np.zeros_like(there) if self.kind == "forward" else there.transpose(1, 0, 2).copy()
+            back[:, :, : self.first_backward_unit + 1] = 0.0
             self._transfers_s[codec] = there, back
         return self._transfers_s[codec]
 

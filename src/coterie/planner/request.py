@@ -38,6 +38,7 @@ class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):
         min_stages, max_stages: Bounds on the number of devices used.
         fixed_stages: Cuts and devices that the user prescribes (for comparisons such as the equal split); the planner
             then chooses only what is left: depth, recomputation, allocator, codecs.
+        kept_rows: Rows of a generation that are under way at once (0 in every other run).
         version: Of the plan to be made; a re-plan counts up.
     """
 
@@ -55,6 +56,7 @@ class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):
     min_stages: int = 1
     max_stages: int | None = None
     fixed_stages: tuple[FixedStage, ...] | None = None
+    kept_rows: int = 0
     version: int = 1
 
 

@@ -12,7 +12,7 @@ from coterie.planner.reach import MemoryReach
 from coterie.planner.request import PlanRequest
 from coterie.planner.search import Candidate, TimeSearch, fastest_of
 from coterie.planner.tables import Tables, memory_limits
-from coterie.profiles.model_profile import LayerProfile, ModelProfile
+from coterie.profiles.model_profile import AffineBytes, LayerProfile, ModelProfile
 from coterie.units import MIB, counted, format_bytes
 
 ADAPTER_SHARE = 100
@@ -141,7 +141,17 @@ def _with_frozen_embeddings(model: ModelProfile) -> ModelProfile:
     layers = [_trained(first, 0), *model.layers[1:]]
     if model.tied and len(layers) > 1:
         layers[-1] = _trained(last, max(last.trainable_bytes - model.tied_bytes, 0))
-    return msgspec.structs.replace(model, layers=tuple(layers))
+    return _without_backward_below(msgspec.structs.replace(model, layers=tuple(layers)))
+
+
+def _without_backward_below(model: ModelProfile) -> ModelProfile:
+    """What is trained has changed: the units below all of it keep nothing for a backward any more."""
+    lowest = model.first_backward_unit
+    nothing = AffineBytes()
+    below = [
+        msgspec.structs.replace(layer, saved=nothing, backward_flops_per_row=0.0) for layer in model.layers[:lowest]
+    ]
+    return msgspec.structs.replace(model, layers=(*below, *model.layers[lowest:]))
 
 
 def _with_adapters(model: ModelProfile) -> ModelProfile:

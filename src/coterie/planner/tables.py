@@ -49,7 +49,7 @@ class Tables:
         shape = (len(problem.devices), problem.units + 1, problem.units + 1)
         used = _used_stages(problem, shape)
         blocks = np.zeros(problem.units)
-        blocks[1:-1] = 1.0
+        blocks[max(1, problem.first_backward_unit) : -1] = 1.0
         plain = _range_sums(problem.forward_s + problem.backward_s)
         again = plain + _range_sums(problem.forward_s * blocks)
         update = _range_sums(problem.update_s)

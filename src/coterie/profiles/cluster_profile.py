@@ -49,6 +49,7 @@ class DeviceProfile(msgspec.Struct, frozen=True, kw_only=True):
         timings: Measured seconds per kind of unit.
         flops_per_s: Measured speed of a plain matrix product; stands in for kinds without a timing.
         update_bytes_per_s: Trained bytes that an optimizer update passes per second.
+        bfloat16_speed: Speed of a bfloat16 matrix product against a float32 one, measured where a run computes in it.
         measured_at_s: When, in seconds since 1970 by the device's own clock; 0 if that is not known.
     """
 
@@ -61,6 +62,7 @@ class DeviceProfile(msgspec.Struct, frozen=True, kw_only=True):
     timings: tuple[UnitTiming, ...] = ()
     flops_per_s: float
     update_bytes_per_s: float = 1e9
+    bfloat16_speed: float = 1.0
     measured_at_s: float = 0.0
 
 

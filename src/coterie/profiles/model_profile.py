@@ -26,13 +26,15 @@ class LayerProfile(msgspec.Struct, frozen=True, kw_only=True):
         parameter_bytes: Own parameters in memory, trained and frozen; tied ones count in both ends.
         trainable_bytes: The part of them that is trained (float32).
         largest_trainable_bytes: The largest single trained tensor (optimizer transients scale with it).
-        saved: Activations kept for backward per micro-batch, distinct storages, no parameters, at `memory_tokens`.
+        saved: Activations kept for backward per micro-batch, distinct storages, no parameters, at `memory_tokens`; none
+            below everything that is trained.
         boundary: The unit's output, sent to the next stage if a cut follows, at `memory_tokens` (float32).
         transient: Largest working memory of one forward + backward above parameters, gradients and what is saved, where
             gradients are added to those of an earlier micro-batch; at `memory_tokens`.
         fresh_transient: The same where none exist yet (each update follows one micro-batch: `stash`).
         forward_flops_per_row: Multiply-adds x 2 of a forward at `typical_tokens`.
-        backward_flops_per_row: The same for backward, given what is trained.
+        backward_flops_per_row: The same for backward, given what is trained here and below.
+        kept_bytes_per_row: In a generation: what the unit keeps of one row at its longest (keys and values); else 0.
     """
 
     name: str
@@ -46,6 +48,7 @@ class LayerProfile(msgspec.Struct, frozen=True, kw_only=True):
     fresh_transient: AffineBytes = AffineBytes()
     forward_flops_per_row: float
     backward_flops_per_row: float
+    kept_bytes_per_row: int = 0
 
 
 class ModelProfile(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,3 +76,11 @@ class ModelProfile(msgspec.Struct, frozen=True, kw_only=True):
     typical_tokens: int
     shared: AffineBytes = AffineBytes()
     notes: tuple[str, ...] = ()
+
+    @property
+    def first_backward_unit(self) -> int:
+        """The lowest unit with anything trained: stages below it run forward only, no gradient goes there.
+
+        0 if nothing is trained, which only a forward-only run is.
+        """
+        return next((unit for unit, layer in enumerate(self.layers) if layer.trainable_bytes), 0)

@@ -54,8 +54,7 @@ def simulate_plan(plan: Plan, request: PlanRequest, *, steps: int) -> Forecast:
     problem, stages = candidate.problem, candidate.stages
     exchange_s = problem.exchange_s(stages[0].device, stages[-1].device)
     total_s = timeline.end_s + exchange_s * steps
-    ways = 1 if plan.schedule == "forward" else 2
-    transfers = ways * steps * plan.micro_batches
+    transfers = steps * plan.micro_batches
     return Forecast(
         steps=steps,
         total_s=total_s,
@@ -64,7 +63,10 @@ def simulate_plan(plan: Plan, request: PlanRequest, *, steps: int) -> Forecast:
                 device_name=stage.device_name,
                 busy_share=busy_s / total_s if total_s > 0 else 0.0,
                 sent_bytes=round(
-                    transfers * float(problem.sent_bytes[stage.stop_unit - 1]) * CODEC_SIZE[stage.send_codec]
+                    _ways(problem, stage.stop_unit)
+                    * transfers
+                    * float(problem.sent_bytes[stage.stop_unit - 1])
+                    * CODEC_SIZE[stage.send_codec]
                 )
                 if stage.stage + 1 < len(stages)
                 else 0,
@@ -72,6 +74,11 @@ def simulate_plan(plan: Plan, request: PlanRequest, *, steps: int) -> Forecast:
             for stage, busy_s in zip(plan.stages, timeline.busy_s, strict=True)
         ),
     )
+
+
+def _ways(problem: Problem, cut: int) -> int:
+    """Does anything come back over the link at this cut? A gradient, where something is trained before it."""
+    return 1 if problem.kind == "forward" or cut <= problem.first_backward_unit else 2
 
 
 def _as_candidate(plan: Plan, request: PlanRequest) -> Candidate:

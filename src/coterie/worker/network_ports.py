@@ -8,6 +8,7 @@ from torch import Tensor
 
 from coterie.cluster.messages import (
     BATCH,
+    DONE,
     GRADIENT,
     HIDDEN,
     PREDICTIONS,
@@ -29,7 +30,7 @@ from coterie.pipeline.reports import MicroBatchReport, StepReport
 from coterie.planner.plan import Codec, Plan
 from coterie.tensors import codecs
 from coterie.tensors.codecs import decode, encode
-from coterie.transport.frame import Frame, FrameHeader
+from coterie.transport.frame import Buffer, Frame, FrameHeader, TensorSpec
 from coterie.worker.mailbox import Mailbox
 from coterie.worker.outbox import Outbox
 
@@ -115,6 +116,14 @@ class NetworkPorts:
         codec = self._place.codec_from(self._place.stage - 1)
         self._put_tensor(GRADIENT, self._place.previous, (step, micro_batch), gradient, codec)
 
+    def take_done(self, step: int, micro_batch: int) -> None:
+        """See `StagePorts`."""
+        self._mailbox.take((DONE, step, micro_batch))
+
+    def put_done(self, step: int, micro_batch: int) -> None:
+        """See `StagePorts`."""
+        self._post(DONE, self._place.previous, (step, micro_batch))
+
     def put_predictions(self, step: int, micro_batch: int, predictions: Tensor) -> None:
         """See `StagePorts`."""
         self._put_tensor(PREDICTIONS, COORDINATOR, (step, micro_batch), predictions, "fp32")
@@ -163,6 +172,16 @@ class NetworkPorts:
             self._sent_next_bytes += spec.nbytes
         elif kind == GRADIENT:
             self._sent_previous_bytes += spec.nbytes
+        self._post(kind, target, place, (spec,), (buffer,))
+
+    def _post(
+        self,
+        kind: str,
+        target: WorkerId,
+        place: tuple[int, int],
+        specs: tuple[TensorSpec, ...] = (),
+        buffers: tuple[Buffer, ...] = (),
+    ) -> None:
         header = FrameHeader(
             kind=kind,
             source=self._place.worker,
@@ -171,9 +190,9 @@ class NetworkPorts:
             plan_version=self._place.plan.version,
             step=place[0],
             micro_batch=place[1],
-            tensors=(spec,),
+            tensors=specs,
         )
-        self._outbox_to(target).post(Frame(header, (buffer,)))
+        self._outbox_to(target).post(Frame(header, buffers))
 
 
 def _wire_codec(codec: Codec) -> codecs.Codec:

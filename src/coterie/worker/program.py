@@ -14,6 +14,7 @@ from coterie import __version__
 from coterie.cluster.messages import (
     BATCH,
     CONTROL,
+    DONE,
     GRADIENT,
     HIDDEN,
     TIED,
@@ -83,7 +84,7 @@ NEWS_S = 3.0
 COMPUTE_END_S = 20.0
 """How long the compute thread has to come out of what it does; ending the process under it would crash it."""
 
-_DATA_KINDS = (BATCH, HIDDEN, GRADIENT, TIED)
+_DATA_KINDS = (BATCH, HIDDEN, GRADIENT, DONE, TIED)
 
 
 class WorkerProgram:

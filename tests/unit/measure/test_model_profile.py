@@ -1,15 +1,17 @@
 import functools
 from collections.abc import Callable
 
+import msgspec
 import pytest
 import torch
 
-from coterie.jobs.model_spec import LoraSpec, ModelSpec
+from coterie.jobs.model_spec import FrozenDtype, LoraSpec, ModelSpec
 from coterie.measure.live_bytes import SavedBytes
 from coterie.measure.model_profile import profile_model
 from coterie.measure.stand_in_weights import StandInWeights
 from coterie.measure.unit_cost import example_inputs, run_forward
 from coterie.models import build_stage, describe
+from coterie.planner.memory import stage_sizes
 from coterie.profiles.model_profile import ModelProfile
 
 Make = Callable[..., ModelSpec]
@@ -20,11 +22,13 @@ def profile(spec: ModelSpec, tokens: int = 16) -> ModelProfile:
     return profile_model(spec, memory_tokens=tokens, typical_tokens=tokens, name="tiny")
 
 
-def really_saved(spec: ModelSpec, first: int, stop: int, rows: int, tokens: int = 16) -> int:
+def really_saved(
+    spec: ModelSpec, first: int, stop: int, rows: int, tokens: int = 16, *, receives_gradient: bool = True
+) -> int:
     """Bytes that a real forward of units [first, stop) saves, inputs included."""
     stage = build_stage(spec, first, stop, StandInWeights(spec))
     inputs = example_inputs(rows, tokens)
-    hidden = None if stage.is_first else torch.randn(rows, tokens, 32).requires_grad_()
+    hidden = None if stage.is_first else torch.randn(rows, tokens, 32).requires_grad_(receives_gradient)
     saved = SavedBytes([*stage.module.parameters(), *stage.module.buffers(), *inputs.values()])
     with saved.hooks():
         output = run_forward(stage, inputs, hidden)
@@ -61,6 +65,48 @@ def test_lora_saves_less_than_full_fine_tuning_and_as_much_as_a_real_stage(bert:
     assert predicted(model, 2, 5, rows=5) == pytest.approx(really_saved(spec, 2, 5, rows=5), rel=0.02)
     assert model.layers[2].trainable_bytes == 2 * (2 * 32 + 32 * 2) * 4
     assert model.layers[0].trainable_bytes == 0
+
+
+def adapters_on(*blocks: int) -> LoraSpec:
+    targets = tuple(f"bert.encoder.layer.{i}.attention.self.{p}" for i in blocks for p in ("query", "value"))
+    return LoraSpec(rank=2, target_modules=targets)
+
+
+@pytest.mark.parametrize("trained", [(1, 2, 3), (2, 3), (3,)])
+@pytest.mark.parametrize(("first", "stop"), [(0, 6), (0, 2), (0, 4), (2, 5), (3, 6), (4, 6), (5, 6), (3, 5)])
+def test_below_what_is_trained_nothing_is_saved_and_at_its_edge_no_more_than_is_needed(
+    bert: Make, trained: tuple[int, ...], first: int, stop: int
+) -> None:
+    spec = bert(lora=adapters_on(*trained))
+    model = profile(spec)
+    lowest = trained[0] + 1
+    assert model.first_backward_unit == describe(spec).first_backward_unit == lowest
+    expected = really_saved(spec, first, stop, rows=5, receives_gradient=first > lowest) if stop > lowest else 0
+    assert stage_sizes(model, first, stop, 5).saved == pytest.approx(expected, rel=0.02)
+
+
+def test_below_what_is_trained_there_is_no_backward_and_the_lowest_block_has_less_of_it(bert: Make) -> None:
+    below, lowest, above, last = profile(bert(lora=adapters_on(1, 2, 3))).layers[1:5]
+    assert below.backward_flops_per_row == below.saved.at(4) == 0
+    assert below.transient.at(4) > 0
+    assert 0 < lowest.backward_flops_per_row < above.backward_flops_per_row
+    assert lowest.saved.at(4) <= above.saved.at(4)
+    assert above == msgspec.structs.replace(last, name=above.name)
+    assert len({below.kind, lowest.kind, above.kind}) == 3
+
+
+def test_a_frozen_block_above_what_is_trained_passes_gradients_on_without_making_any(bert: Make) -> None:
+    names = tuple(name for name, unit in describe(bert()).unit_of.items() if unit == 3)
+    frozen, trained = (profile(spec).layers[3] for spec in (bert(frozen=names), bert()))
+    assert frozen.backward_flops_per_row == pytest.approx(trained.backward_flops_per_row / 2, rel=0.1)
+    assert frozen.kind != trained.kind
+
+
+def test_dora_is_counted(bert: Make) -> None:
+    lora = adapters_on(0, 1, 2, 3)
+    plain, dora = (profile(bert(lora=msgspec.structs.replace(lora, variant=v))).layers[2] for v in ("lora", "dora"))
+    assert dora.trainable_bytes == plain.trainable_bytes + 2 * 32 * 4
+    assert dora.saved.at(4) > plain.saved.at(4)
 
 
 def test_parameter_bytes_add_up_to_the_model(bert: Make) -> None:
@@ -140,3 +186,22 @@ def test_a_mixture_of_experts_is_counted(mixtral: ModelSpec) -> None:
     assert len(model.layers) == 4
     assert model.layers[1].saved.at(4) > 0
     assert model.layers[1].forward_flops_per_row > 0
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8", "int4"])
+def test_frozen_weights_count_in_the_bits_that_they_are_held_in(bert: Make, dtype: FrozenDtype) -> None:
+    targets = tuple(f"bert.encoder.layer.{i}.attention.self.{p}" for i in range(4) for p in ("query", "value"))
+    lora = LoraSpec(rank=2, target_modules=targets, modules_to_save=("classifier",))
+    spec = msgspec.structs.replace(bert(lora=lora), frozen_dtype=dtype)
+    model, exact = profile(spec), profile(bert(lora=lora))
+    assert model.notes == ()
+    linear = 4 * 32 * 32 + 2 * 32 * 64
+    held = {"bfloat16": 2.0, "int8": 1 + 4 / 128, "int4": 0.5 + 4 / 64}[dtype]
+    for block, plain in zip(model.layers[1:-1], exact.layers[1:-1], strict=True):
+        assert block.parameter_bytes == plain.parameter_bytes - linear * (4 - held)
+        assert block.trainable_bytes == plain.trainable_bytes
+        # The weight that is unpacked for a product: at most the largest one, 32 x 64 in float32.
+        assert plain.transient.at(4) <= block.transient.at(4) <= plain.transient.at(4) + 32 * 64 * 4
+    assert model.layers[0].parameter_bytes == exact.layers[0].parameter_bytes
+    for first, stop in ((2, 5), (0, 6)):
+        assert predicted(model, first, stop, rows=5) == pytest.approx(really_saved(spec, first, stop, rows=5), rel=0.02)

@@ -4,6 +4,7 @@ import itertools
 import random
 from collections.abc import Callable, Iterator
 
+import msgspec
 import pytest
 
 from coterie.ids import WorkerId
@@ -120,6 +121,16 @@ def random_request(seed: int, **settings: object) -> PlanRequest:
         tied_bytes=min(layers[0].parameter_bytes, layers[-1].parameter_bytes) if tied else 0,
         memory_tokens=128,
         typical_tokens=rng.choice([32, 128]),
+    )
+    frozen = rng.choice([0, 0, 1, 2])  # units in front with nothing to train
+    model = msgspec.structs.replace(
+        model,
+        layers=tuple(
+            msgspec.structs.replace(layer, trainable_bytes=0, saved=AffineBytes(), backward_flops_per_row=0.0)
+            if number < frozen
+            else layer
+            for number, layer in enumerate(model.layers)
+        ),
     )
     return PlanRequest(
         **{

@@ -1,5 +1,7 @@
 """Memory of a stage: sums done by hand, and one arithmetic for one stage and for all."""
 
+import itertools
+
 import msgspec
 import numpy as np
 import pytest
@@ -135,10 +137,67 @@ def test_a_frozen_tied_matrix_needs_no_exchange(make_model):
     assert first.buffers == RUNTIME_BYTES + 2 * LINK_COPIES * MIB // 2
 
 
+def frozen_below(model, unit):
+    """The model with nothing trained, and so nothing saved, before `unit`."""
+    below = [
+        msgspec.structs.replace(
+            layer, trainable_bytes=0, saved=AffineBytes(), fresh_transient=layer.transient, backward_flops_per_row=0.0
+        )
+        for layer in model.layers[:unit]
+    ]
+    return msgspec.structs.replace(model, layers=(*below, *model.layers[unit:]), shared=AffineBytes(fixed=3 * MIB))
+
+
+@pytest.mark.parametrize("schedule", ["flush", "gpipe", "stash", "2bw"])
+@pytest.mark.parametrize("recompute", [False, True])
+def test_below_what_is_trained_a_stage_takes_weights_working_memory_and_buffers_of_one_way(
+    make_model, schedule, recompute
+):
+    model = frozen_below(make_model(4), 3)
+    memory_settings = MemorySettings(schedule=schedule, recompute=recompute, allocator="tight")
+    shallow, deep = (
+        estimate_memory(model, (1, 3), rows=2, in_flight=depth, settings=memory_settings) for depth in (1, 9)
+    )
+    assert shallow == deep
+    assert shallow.weights == 56 * MIB
+    assert shallow.gradients == shallow.optimizer == shallow.weight_versions == shallow.activations == 0
+    assert shallow.transient == 4 * MIB * TIGHT_ALLOCATOR_PERCENT // 100
+    assert shallow.buffers == RUNTIME_BYTES + LINK_COPIES * 2 * MIB
+
+
+def test_a_stage_across_the_lowest_trained_unit_saves_for_the_units_above_it_and_sends_no_gradient(make_model):
+    model = frozen_below(make_model(4), 3)
+    across, above = (
+        estimate_memory(model, units, rows=2, in_flight=1, settings=MemorySettings(allocator="tight"))
+        for units in ((2, 5), (3, 5))
+    )
+    assert across.activations == above.activations == (2 * 8 + 3) * MIB * TIGHT_ALLOCATOR_PERCENT // 100
+    assert across.buffers == above.buffers == RUNTIME_BYTES + LINK_COPIES * 3 * MIB  # in, out, and the way back of out
+    again = MemorySettings(allocator="tight", recompute=True)
+    kept = estimate_memory(model, (2, 5), rows=2, in_flight=1, settings=again).activations
+    assert kept == (2 * 1 + 3) * MIB * TIGHT_ALLOCATOR_PERCENT // 100  # the inputs of two blocks, not of three
+
+
 def test_forward_only_keeps_weights_and_working_memory(make_model):
     estimate = estimate_memory(make_model(4), (1, 3), rows=2, in_flight=1, settings=MemorySettings(schedule="forward"))
     assert estimate.gradients == estimate.optimizer == estimate.weight_versions == estimate.activations == 0
     assert estimate.weights == 56 * MIB
+
+
+def test_rows_that_are_continued_keep_their_keys_and_values_on_every_stage(make_model):
+    model = make_model(4)
+    layers = tuple(
+        msgspec.structs.replace(layer, kept_bytes_per_row=MIB if 0 < unit < 5 else 0)
+        for unit, layer in enumerate(model.layers)
+    )
+    model = msgspec.structs.replace(model, layers=layers)
+    memory_settings = MemorySettings(schedule="forward", kept_rows=10)
+    estimate = estimate_memory(model, (1, 3), rows=2, in_flight=1, settings=memory_settings)
+    assert estimate.activations == 2 * 10 * MIB * 102 // 100
+    for first, stop in itertools.combinations(range(7), 2):
+        one = stage_bytes(stage_sizes(model, first, stop, 2), memory_settings)
+        every = stage_bytes(all_stage_sizes(model, 2), memory_settings)
+        assert every.activations[first, stop] == one.activations
 
 
 @settings(max_examples=30, deadline=None)
