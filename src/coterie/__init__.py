@@ -4,10 +4,10 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from coterie.api import evaluate, finetune, predict, train
+    from coterie.api import evaluate, finetune, generate, predict, train
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "evaluate", "finetune", "predict", "train"]
+__all__ = ["__version__", "evaluate", "finetune", "generate", "predict", "train"]
 
 
 def __getattr__(name: str) -> object:

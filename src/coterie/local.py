@@ -192,6 +192,10 @@ class LocalFront:
         """See `RunObserver`."""
         self._observer.planned(plan, explanation, steps)
 
+    def advanced(self, what: str, done: int, total: int) -> None:
+        """See `RunObserver`."""
+        self._observer.advanced(what, done, total)
+
     def record(self, record: "AnyRecord") -> None:
         """See `RunObserver`."""
         if self._sinks is not None:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 import pytest
 import torch
@@ -24,9 +25,15 @@ from tokenizers.pre_tokenizers import BertPreTokenizer
 from tokenizers.processors import TemplateProcessing
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
+from coterie import api
+from coterie.checkpoint.names import checkpoint_folder
+from coterie.checkpoint.store import CheckpointStore
 from coterie.config.loading import load_recipe
 from coterie.config.recipe import Recipe
+from coterie.coordinator.job import prepare_job
+from coterie.coordinator.one_device import run_on_one_device
 from coterie.errors import CoterieError
+from coterie.ids import RunId
 from coterie.measure import device_profile
 from coterie.metrics.records import AnyRecord, StepRecord
 from coterie.planner.plan import Plan
@@ -159,6 +166,7 @@ class ThreadedCluster:
         self.failures: dict[str, BaseException] = {}
         self.said: list[str] = []
         self.notices: list[str] = []
+        self.progress: list[tuple[str, int, int]] = []
         self.records: list[AnyRecord] = []
         self.plan: Plan | None = None
         self.explanation = ""
@@ -186,6 +194,9 @@ class ThreadedCluster:
 
     def planned(self, plan: Plan, explanation: str, steps: int) -> None:
         self.plan, self.explanation, self.steps = plan, explanation, steps
+
+    def advanced(self, what: str, done: int, total: int) -> None:
+        self.progress.append((what, done, total))
 
     def record(self, record: AnyRecord) -> None:
         self.records.append(record)
@@ -249,6 +260,48 @@ def commands() -> Iterator[Callable[..., Command]]:
 def cluster() -> type[ThreadedCluster]:
     """The observer whose workers are threads."""
     return ThreadedCluster
+
+
+@pytest.fixture(scope="session")
+def run() -> Callable[[Recipe, ThreadedCluster], api.FinetuneResult]:
+    """Trains a recipe over a cluster whose workers must leave by themselves when it ends, well or not."""
+
+    def train(recipe: Recipe, watcher: ThreadedCluster) -> api.FinetuneResult:
+        try:
+            return api.train(recipe, watcher)
+        finally:
+            watcher.wait()
+
+    return train
+
+
+@pytest.fixture(scope="session")
+def alone() -> Callable[[Recipe, int], list[float]]:
+    """The losses of a recipe's first steps on one device, in plain PyTorch."""
+
+    def train(recipe: Recipe, steps: int) -> list[float]:
+        job = prepare_job(recipe, RunId("alone"), lambda _text: None)
+        assert recipe.train.micro_batches is not None, "no planner chooses here"
+        return run_on_one_device(job, recipe.train.micro_batches, steps).losses
+
+    return train
+
+
+@pytest.fixture(scope="session")
+def checkpoints() -> Callable[[Recipe], tuple[int, ...]]:
+    """The steps whose checkpoints a run's folder holds."""
+    return lambda recipe: CheckpointStore(checkpoint_folder(recipe.run.output)).steps()
+
+
+@pytest.fixture(scope="session")
+def changed() -> Callable[..., Recipe]:
+    """A recipe with other values in one section."""
+
+    def change(recipe: Recipe, section: str, **values: object) -> Recipe:
+        part = msgspec.structs.replace(getattr(recipe, section), **values)
+        return msgspec.structs.replace(recipe, **{section: part})
+
+    return change
 
 
 @pytest.fixture(scope="session")

@@ -9,18 +9,21 @@ import msgspec
 
 from coterie.api.quiet import QuietObserver
 from coterie.config.forward import forward_recipe
-from coterie.config.recipe import Recipe
+from coterie.config.recipe import DataSection, Recipe
+from coterie.coordinator.answering import answers, generated_texts, with_answers
 from coterie.coordinator.evaluation import score
 from coterie.coordinator.forward import ForwardRun, Predicted, predict_here
 from coterie.coordinator.forward_job import prepare_forward_job
 from coterie.coordinator.job import Job
 from coterie.coordinator.observer import RunObserver
+from coterie.errors import UsageError
 from coterie.local import LocalFront
 from coterie.metrics.records import EvaluationRecord
 from coterie.planner.plan import Plan
 from coterie.tasks.examples import Example
 from coterie.tasks.readers.options import DataSource
 from coterie.tasks.readers.plain_text import split_words
+from coterie.tasks.rows import TEXT_FIELD
 from coterie.tasks.task import Task
 
 
@@ -33,12 +36,17 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Prediction(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """A model's answers, the task that can write them, and how long they took; `plan` as in `Evaluation`."""
+    """A model's answers, the task that can write them, and how long they took; `plan` as in `Evaluation`.
+
+    Attributes:
+        texts: Of a task in which text is written: what was generated for each row.
+    """
 
     rows: tuple[Example, ...]
     task: Task
     seconds: float
     plan: Plan | None
+    texts: tuple[str, ...] | None = None
 
 
 def evaluate(
@@ -85,11 +93,44 @@ def predict(
     return run_prediction(recipe, data, split, observer or QuietObserver()).rows
 
 
+def generate(
+    model: str | Path,
+    data: DataSource | Sequence[str],
+    *,
+    split: str = "test",
+    observer: RunObserver | None = None,
+    **options: object,
+) -> tuple[str, ...]:
+    """The text that a causal model writes for each row, and nothing else of the row.
+
+    Args:
+        model: As for `evaluate`.
+        data: As for `predict`.
+        split: As for `evaluate`.
+        observer: Told what happens; nobody by default.
+        options: As for `evaluate`, and how to write: `max_new_tokens`, `temperature` (0: the likeliest token), `top_p`,
+            `seed`.
+
+    Raises:
+        UsageError: The model's task is none in which text is written.
+        CoterieError: Model, data or options are not usable, or a worker was lost.
+    """
+    recipe = forward_recipe(model, data, options)
+    found = run_prediction(recipe, data, split, observer or QuietObserver())
+    if found.texts is None:
+        raise UsageError(
+            f"{found.task.name} models write no text", hint="use predict, or name a task such as causal-lm"
+        )
+    return found.texts
+
+
 def run_evaluation(recipe: Recipe, data: DataSource, split: str, observer: RunObserver) -> Evaluation:
     """`evaluate` with a recipe made by `forward_recipe`."""
     job = prepare_forward_job(recipe, data, split=split, tagged=True, tell=observer.notice)
     predicted = _predict(job, split, observer)
     record = score(job, split, predicted.rows, predicted.loss_sum)
+    if job.prompts is not None:
+        record = with_answers(record, job, predicted.generated)
     return Evaluation(
         record=msgspec.structs.replace(record, seconds=predicted.seconds),
         rows=len(predicted.rows),
@@ -99,20 +140,33 @@ def run_evaluation(recipe: Recipe, data: DataSource, split: str, observer: RunOb
 
 def run_prediction(recipe: Recipe, data: DataSource | Sequence[str], split: str, observer: RunObserver) -> Prediction:
     """`predict` with a recipe made by `forward_recipe`."""
-    job = prepare_forward_job(recipe, _rows_of(data), split=split, tagged=False, tell=observer.notice)
+    job = prepare_forward_job(recipe, _rows_of(data, recipe.data), split=split, tagged=False, tell=observer.notice)
     predicted = _predict(job, split, observer)
+    is_written = job.prompts is not None
+    return Prediction(
+        rows=answers(job, predicted.generated) if is_written else _decoded(job, split, predicted),
+        task=job.task,
+        seconds=predicted.seconds,
+        plan=predicted.plan,
+        texts=generated_texts(job, predicted.generated) if is_written else None,
+    )
+
+
+def _decoded(job: Job, split: str, predicted: Predicted) -> tuple[Example, ...]:
     pairs = zip(job.splits[split].examples, job.splits[split].rows, strict=True)
-    rows = tuple(
+    return tuple(
         job.task.decode(example, encoded, predicted.rows[index]) for index, (example, encoded) in enumerate(pairs)
     )
-    return Prediction(rows=rows, task=job.task, seconds=predicted.seconds, plan=predicted.plan)
 
 
-def _rows_of(data: DataSource | Sequence[str]) -> DataSource:
-    """Sentences given as text become rows of words, as the reader of text files makes them."""
+def _rows_of(data: DataSource | Sequence[str], section: DataSection) -> DataSource:
+    """Texts become rows as the reader of text files makes them: for tags of words, else of the text as it is."""
     if isinstance(data, str | Path | Mapping) or not len(data) or not isinstance(data[0], str):
         return cast("DataSource", data)
-    return [{"tokens": split_words(str(text))} for text in data]
+    if section.task == "token-classification":
+        return [{"tokens": split_words(str(text))} for text in data]
+    column = section.text_column if isinstance(section.text_column, str) else TEXT_FIELD
+    return [{column: str(text)} for text in data]
 
 
 def _predict(job: Job, split: str, observer: RunObserver) -> Predicted:
@@ -120,8 +174,8 @@ def _predict(job: Job, split: str, observer: RunObserver) -> Predicted:
     for note in job.notes:
         observer.notice(note)
     cluster = job.recipe.cluster
-    if cluster.workers is None and not cluster.local_workers:
-        return predict_here(job, split)
+    if not cluster.has_workers:
+        return predict_here(job, split, observer)
     with LocalFront(cluster, observer) as front:
         run = ForwardRun(job, split, front)
         front.end_with = run.session.end_with

@@ -16,5 +16,8 @@ class QuietObserver:
     def planned(self, plan: Plan, explanation: str, steps: int) -> None:
         """Nothing to say."""
 
+    def advanced(self, what: str, done: int, total: int) -> None:
+        """Nothing to say."""
+
     def record(self, record: AnyRecord) -> None:
         """Nothing to say."""

@@ -1,10 +1,12 @@
 """A run as the terminal shows it: the join link, notices, the plan, live progress, the summary."""
 
 import sys
-from typing import TYPE_CHECKING
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
 
 from coterie.metrics.progress import DeviceLine, ProgressDisplay
 from coterie.metrics.records import AnyRecord
+from coterie.metrics.rows_display import RowsDisplay
 from coterie.units import counted, format_seconds
 
 if TYPE_CHECKING:
@@ -54,6 +56,9 @@ class ConsoleObserver:
         if self._display is not None:
             self._display.write(record)
 
+    def advanced(self, what: str, done: int, total: int) -> None:
+        """Nothing: a run that trains has its own display."""
+
     def close(self) -> None:
         """Give the terminal back. Idempotent."""
         if self._display is not None:
@@ -62,7 +67,38 @@ class ConsoleObserver:
 
 
 class PlainConsole(ConsoleObserver):
-    """The same without a live display, for verbs that do not train."""
+    """For verbs that do not train: no display of a run, but in a terminal a bar of the rows that are done.
+
+    The bar goes to the standard error. Use it as a context manager then, so that the terminal is always given back.
+    """
+
+    def __init__(self, *, as_json: bool, shows_progress: bool = False) -> None:
+        super().__init__(as_json=as_json)
+        self._rows = RowsDisplay(sys.stderr) if shows_progress and sys.stderr.isatty() else None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def notice(self, text: str) -> None:
+        """Print a line, above the bar if there is one."""
+        if self._rows is not None:
+            self._rows.hide()
+        super().notice(text)
+
+    def advanced(self, what: str, done: int, total: int) -> None:
+        """Show it in the bar."""
+        if self._rows is not None:
+            self._rows.show(what, done, total)
+
+    def close(self) -> None:
+        """Take the bar away. Idempotent."""
+        if self._rows is not None:
+            self._rows.hide()
 
     def planned(self, plan: "Plan", explanation: str, steps: int) -> None:  # noqa: ARG002 - the observer's signature
         """Print the plan."""

@@ -35,7 +35,8 @@ def run(args: argparse.Namespace) -> int:
     from coterie import api  # noqa: PLC0415 - imports torch: seconds, and a wrong flag should be told at once
     from coterie.cli.console import PlainConsole  # noqa: PLC0415
 
-    found = api.run_evaluation(recipe, args.data, args.split, PlainConsole(as_json=args.json))
+    with PlainConsole(as_json=args.json, shows_progress=not args.json) as console:
+        found = api.run_evaluation(recipe, args.data, args.split, console)
     record = found.record
     if args.json:
         print_json(

@@ -56,7 +56,8 @@ def run(args: argparse.Namespace) -> int:
     from coterie.cli.console import PlainConsole  # noqa: PLC0415
 
     quiet_output = args.json or args.output is None
-    found = api.run_prediction(recipe, data, args.split, PlainConsole(as_json=quiet_output))
+    with PlainConsole(as_json=quiet_output, shows_progress=not args.json) as console:
+        found = api.run_prediction(recipe, data, args.split, console)
     _write(found, args)
     return 0
 
@@ -78,6 +79,9 @@ def _write(found: "Prediction", args: argparse.Namespace) -> None:
         output = None if args.output is None else str(args.output)
         rows = found.rows if args.output is None else None
         print_json({"rows": len(found.rows), "seconds": found.seconds, "output": output, "predictions": rows})
+    elif args.output is None and args.text and found.texts is not None:
+        # Who asks by hand wants to read the answer; rows come as the task's own format.
+        print("\n\n".join(text.strip() for text in found.texts))
     elif args.output is None:
         print(found.task.text(found.rows), end="")
     else:

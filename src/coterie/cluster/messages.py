@@ -11,6 +11,7 @@ import msgspec
 
 from coterie.errors import ProtocolError
 from coterie.ids import COORDINATOR, RunId, WorkerId
+from coterie.jobs.generation_spec import GenerationSpec
 from coterie.jobs.model_spec import ModelSpec
 from coterie.jobs.optimizer_spec import OptimizerSpec
 from coterie.planner.plan import Plan
@@ -33,7 +34,9 @@ STATE: Final = "state"
 """Worker to coordinator: the same tensors back, for a checkpoint; body: `UnitBody`."""
 
 BATCH: Final = "batch"
-"""Coordinator to worker: one micro-batch's input tensors, and `labels` for the last stage; body: `BatchBody`."""
+"""Coordinator to worker: one micro-batch's input tensors, and `labels` for the last stage; body: `BatchBody`.
+
+In a generation: the prompts of a group of rows, or the newest token of each; body: `GenerationBody`."""
 
 HIDDEN: Final = "hidden"
 """Worker to the next: hidden states [B, T, D]."""
@@ -48,7 +51,7 @@ TIED: Final = "tied"
 """Between the first and the last stage: the gradient of the shared matrix [V, D]."""
 
 PREDICTIONS: Final = "predictions"
-"""Last worker to coordinator, in evaluation: what the task reads from the logits."""
+"""Last worker to coordinator: what the task reads from the logits, or in a generation each row's next token."""
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag=True):
@@ -175,6 +178,31 @@ class RunSegment(Message, frozen=True, kw_only=True):
     micro_batches: int
 
 
+class Generate(Message, frozen=True, kw_only=True):
+    """Write text: do what the `BATCH` frames from `first_step` on ask for, one a step, until one is the last."""
+
+    spec: GenerationSpec
+    first_step: int
+
+
+class GenerationBody(Message, frozen=True, kw_only=True):
+    """What a `BATCH` frame of a generation asks for.
+
+    Attributes:
+        group: Which group of rows is continued.
+        position: Tokens that its rows have been continued by; at 0 the group begins, and the frame holds its prompts.
+        rows: The number of each row of a group that begins.
+        ended: Groups of which nothing need be kept any more.
+        is_last: There is no group, and nothing comes after.
+    """
+
+    group: int
+    position: int
+    rows: tuple[int, ...] = ()
+    ended: tuple[int, ...] = ()
+    is_last: bool = False
+
+
 class BatchBody(Message, frozen=True, kw_only=True):
     """What a micro-batch's tensors do not say."""
 
@@ -294,6 +322,8 @@ AnyMessage = (
     | PeerHello
     | StageReady
     | RunSegment
+    | Generate
+    | GenerationBody
     | BatchBody
     | UnitBody
     | MicroBatchDone

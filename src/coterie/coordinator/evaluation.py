@@ -1,6 +1,6 @@
 """Quality on held-out data, by the same pipeline, forward only."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import msgspec
 import numpy as np
@@ -16,8 +16,12 @@ from coterie.tensors.codecs import decode
 from coterie.transport.frame import Frame
 
 
-async def predict_split(trainer: Trainer, job: Job, split: str) -> tuple[dict[int, PredictedArray], float]:
+async def predict_split(
+    trainer: Trainer, job: Job, split: str, progress: Callable[[int, int], None] = lambda _done, _all: None
+) -> tuple[dict[int, PredictedArray], float]:
     """The task's predictions for every row of a split, and the loss summed over its labels.
+
+    `progress` is told how many rows of how many are done.
 
     Returns:
         Predictions by row index, each (T,) or (), T including padding; the loss sum.
@@ -36,6 +40,7 @@ async def predict_split(trainer: Trainer, job: Job, split: str) -> tuple[dict[in
         if array.shape[:1] != (len(rows),) or array.dtype not in {np.dtype(np.int64), np.dtype(np.float32)}:
             raise ProtocolError(f"predictions of {len(rows)} rows came as {array.dtype} {array.shape}")
         predicted.update(zip(rows, array, strict=True))
+        progress(len(predicted), len(job.splits[split].rows))
 
     loss_sum = await trainer.forward(feeder, feeder.steps, take)
     return predicted, loss_sum

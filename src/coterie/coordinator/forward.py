@@ -1,5 +1,6 @@
 """Predictions of a whole split: in this process alone, or forward through a pipeline of workers."""
 
+import functools
 import inspect
 
 import msgspec
@@ -8,6 +9,7 @@ import torch
 from coterie.clock import Clock, SystemClock
 from coterie.coordinator.evaluation import predict_split
 from coterie.coordinator.feeders import EvaluationFeeder
+from coterie.coordinator.generation import Generated, PipelineGeneration, generate_here
 from coterie.coordinator.job import Job
 from coterie.coordinator.observer import RunObserver
 from coterie.coordinator.one_device import as_tensors
@@ -23,7 +25,7 @@ class Predicted(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """What a model says about every row of a split.
 
     Attributes:
-        rows: The task's predictions by row index, each (T,) or (), T including padding.
+        rows: The task's predictions by row index, each (T,) or (), T including padding; none if only text is wanted.
         loss_sum: Over all labels of the split; 0 without labels.
         seconds: From the first micro-batch to the last answer.
         plan: The plan, if it was a pipeline.
@@ -33,21 +35,31 @@ class Predicted(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     loss_sum: float
     seconds: float
     plan: Plan | None = None
+    generated: Generated = {}
 
 
-def predict_here(job: Job, split: str, clock: Clock | None = None) -> Predicted:
-    """Run a split through the whole, uncut model in this process.
+def predict_here(job: Job, split: str, observer: RunObserver, clock: Clock | None = None) -> Predicted:
+    """Run a split through the whole, uncut model in this process, and continue its prompts if the job has any.
 
     Raises:
         ModelError: The weights cannot be read.
     """
     clock = clock or SystemClock()
+    start_s = clock.now()
+    predicted, loss_sum = _logits_here(job, split, observer) if job.wants_logits else ({}, 0.0)
+    generated: Generated = {}
+    if job.prompts is not None:
+        progress = functools.partial(observer.advanced, "answered")
+        generated = generate_here(job, job.prompts, job.recipe.train.batch_rows, progress)
+    return Predicted(rows=predicted, loss_sum=loss_sum, seconds=clock.now() - start_s, generated=generated)
+
+
+def _logits_here(job: Job, split: str, observer: RunObserver) -> tuple[dict[int, PredictedArray], float]:
     model = load_whole_model(job.spec, job.weights).eval()
     known = inspect.signature(model.forward).parameters
     feeder = EvaluationFeeder(job, split, micro_batches=1)
     predicted: dict[int, PredictedArray] = {}
     loss_sum = 0.0
-    start_s = clock.now()
     with torch.inference_mode():
         for step in range(feeder.steps):
             (fed,) = feeder.micro_batches(step)
@@ -56,7 +68,8 @@ def predict_here(job: Job, split: str, clock: Clock | None = None) -> Predicted:
             logits = model(**{name: tensor for name, tensor in batch.inputs.items() if name in known}).logits
             loss_sum += float(job.task.loss_sum(logits, batch.labels))
             predicted.update(zip(feeder.rows(step), job.task.predictions(logits).numpy(), strict=True))
-    return Predicted(rows=predicted, loss_sum=loss_sum, seconds=clock.now() - start_s)
+            observer.advanced("predicted", len(predicted), len(job.splits[split].rows))
+    return predicted, loss_sum
 
 
 class ForwardRun:
@@ -85,11 +98,19 @@ class ForwardRun:
         trainer = Trainer(session.members, plan, feeder, lambda _step, _entry: None)
         await session.hand_out(plan, None)
         start_s = clock.now()
+        rows, loss_sum = await self._logits(trainer) if self._job.wants_logits else ({}, 0.0)
+        generated: Generated = {}
+        if self._job.prompts is not None:
+            generation = PipelineGeneration(session.members, plan, self._job.prompts)
+            generated = await generation.run(functools.partial(self._observer.advanced, "answered"))
+        return Predicted(rows=rows, loss_sum=loss_sum, seconds=clock.now() - start_s, plan=plan, generated=generated)
+
+    async def _logits(self, trainer: Trainer) -> tuple[dict[int, PredictedArray], float]:
+        progress = functools.partial(self._observer.advanced, "predicted")
         try:
-            rows, loss_sum = await predict_split(trainer, self._job, self._split)
+            return await predict_split(trainer, self._job, self._split, progress)
         except NonFiniteLossError as error:
             raise NonFiniteLossError(
                 f"the loss on the {self._split} data is not finite",
                 hint="the model's weights are damaged: train it again",
             ) from error
-        return Predicted(rows=rows, loss_sum=loss_sum, seconds=clock.now() - start_s, plan=plan)

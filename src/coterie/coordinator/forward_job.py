@@ -2,18 +2,27 @@
 
 from collections.abc import Callable
 
+import msgspec
+
 from coterie.config.recipe import Recipe
+from coterie.coordinator.answering import make_prompts
 from coterie.coordinator.job import Job, encode_splits, short_name
 from coterie.coordinator.preflight import read_options
 from coterie.ids import RunId
+from coterie.jobs.model_spec import ModelSpec
 from coterie.jobs.optimizer_spec import OptimizerSpec
 from coterie.measure.cached import cached_model_profile
-from coterie.models import describe, make_forward_spec
+from coterie.measure.kept_tokens import with_kept_tokens
+from coterie.models import ModelSource, describe, make_forward_spec
+from coterie.models.generation import check_writes_text
 from coterie.models.trained import open_trained
 from coterie.profiles.cache import ProfileCache
+from coterie.profiles.model_profile import ModelProfile
 from coterie.tasks.catalog import get_task
+from coterie.tasks.examples import IntArray
+from coterie.tasks.pad_token import LABELLING_CLASS, agree_on_pad
 from coterie.tasks.readers.options import DataSource
-from coterie.tasks.task import DataFiles, labels_of_config
+from coterie.tasks.task import DataFiles, GenerativeTask, labels_of_config
 from coterie.tasks.tokenizer import load_tokenizer
 
 
@@ -23,7 +32,7 @@ def prepare_forward_job(
     """Open a trained model and encode one split; `tell` is told what is done, a line each.
 
     Args:
-        recipe: Of it count: model, data format, `train.batch_rows`, plan and cluster.
+        recipe: Of it count: model, data format, `train.batch_rows`, generate, plan and cluster.
         data: File, folder or rows.
         split: Which split to take where the source holds several; the job's one split.
         tagged: The data hold the right answers.
@@ -35,22 +44,31 @@ def prepare_forward_job(
     trained = open_trained(recipe.model.name)
     source = trained.source
     known = get_task(recipe.data.task, labels=labels_of_config(source.config.id2label or {}))
-    read = known.prepare(DataFiles(**{split: data}, options=read_options(recipe.data, tagged=tagged)))
+    files = DataFiles(options=read_options(recipe.data, tagged=tagged), prompt=recipe.data.prompt)
+    read = known.prepare(msgspec.structs.replace(files, **{split: data}))
     task = read.task
-    spec = make_forward_spec(source, auto_class=task.auto_class, compute_dtype=recipe.model.compute_dtype)
+    tokenizer = load_tokenizer(trained.tokenizer_folder)
+    overrides: dict[str, object] = {}
+    if task.auto_class == LABELLING_CLASS:
+        overrides = agree_on_pad(tokenizer, getattr(source.config, "pad_token_id", None))
+    spec = make_forward_spec(
+        source,
+        auto_class=task.auto_class,
+        config_overrides=overrides,
+        compute_dtype=recipe.model.compute_dtype,
+        frozen_dtype=recipe.model.frozen_dtype,
+    )
     anatomy = describe(spec)
     weights = trained.weights(spec)
-    tokenizer = load_tokenizer(trained.tokenizer_folder)
     encoded = encode_splits(recipe, task, {split: read.splits[split]}, tokenizer, anatomy)
     tell(f"model {short_name(source.name)}: {anatomy.unit_count - 2} blocks")
-    lengths = encoded[split].lengths
-    profile = cached_model_profile(
-        spec,
-        memory_tokens=int(lengths.max()),
-        typical_tokens=round(float(lengths.mean())),
-        name=short_name(source.name),
-        cache=ProfileCache(),
-    )
+    prompts = None
+    if isinstance(task, GenerativeTask) and _is_generated(recipe, task, tagged=tagged):
+        prompts = make_prompts(recipe, task, read.splits[split], tokenizer, anatomy=anatomy, source=source)
+        check_writes_text(spec, in_parts=recipe.cluster.has_workers)
+    profile = _profile(spec, encoded[split].lengths if tagged or prompts is None else prompts.lengths, source)
+    if prompts is not None:
+        profile = with_kept_tokens(profile, spec, tokens=prompts.longest + prompts.spec.max_new_tokens)
     return Job(
         recipe=recipe,
         run=RunId("forward"),
@@ -67,4 +85,22 @@ def prepare_forward_job(
         base_digest="",
         notes=(*tokenizer.notes, *read.splits[split].notes),
         forward_only=True,
+        prompts=prompts,
+        wants_logits=tagged or prompts is None,
+    )
+
+
+def _is_generated(recipe: Recipe, task: GenerativeTask, *, tagged: bool) -> bool:
+    """Predictions of a generative task are always generated; an evaluation may do with the loss."""
+    wish = recipe.generate.when_evaluating
+    return not tagged or wish == "on" or (wish == "auto" and task.name == "summarization")
+
+
+def _profile(spec: ModelSpec, lengths: IntArray, source: ModelSource) -> ModelProfile:
+    return cached_model_profile(
+        spec,
+        memory_tokens=int(lengths.max()),
+        typical_tokens=round(float(lengths.mean())),
+        name=short_name(source.name),
+        cache=ProfileCache(),
     )

@@ -21,6 +21,10 @@ class RunObserver(Protocol):
         """The plan stands; `steps` optimizer steps lie ahead."""
         ...
 
+    def advanced(self, what: str, done: int, total: int) -> None:
+        """In a run without training: so many of all rows are `predicted`, or `answered` by generated text."""
+        ...
+
     def record(self, record: AnyRecord) -> None:
         """A record was made."""
         ...

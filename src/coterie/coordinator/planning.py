@@ -2,6 +2,8 @@
 
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from coterie.config.recipe import Recipe
 from coterie.jobs.optimizer_spec import OptimizerSpec
 from coterie.planner import FixedStage, PlanRequest, explain, make_plan
@@ -22,6 +24,8 @@ def make_job_plan(job: "Job", cluster: ClusterProfile, *, micro_batches: int | N
     request = plan_request(
         job.recipe, job.model_profile, cluster, micro_batches=micro_batches, forward_only=job.forward_only
     )
+    if job.prompts is not None:
+        request = msgspec.structs.replace(request, kept_rows=request.batch_rows)
     plan = make_plan(request)
     return plan, explain(plan, request)
 

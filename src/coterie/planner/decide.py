@@ -98,6 +98,7 @@ def _peak_alone(request: PlanRequest, device: DeviceProfile) -> int:
         allocator="tight" if request.allocator == "tight" else "default",
         device_type=device.device_type,
         accumulates=False,
+        kept_rows=request.kept_rows,
     )
     estimate = estimate_memory(
         request.model,

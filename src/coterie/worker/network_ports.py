@@ -14,6 +14,7 @@ from coterie.cluster.messages import (
     PREDICTIONS,
     TIED,
     BatchBody,
+    GenerationBody,
     Message,
     MicroBatchDone,
     NormPart,
@@ -25,6 +26,7 @@ from coterie.cluster.messages import (
 from coterie.errors import ProtocolError
 from coterie.ids import COORDINATOR, RunId, WorkerId
 from coterie.measure.process_memory import peak_rss_bytes
+from coterie.pipeline.generation_ports import GenerationItem
 from coterie.pipeline.micro_batch import MicroBatch
 from coterie.pipeline.reports import MicroBatchReport, StepReport
 from coterie.planner.plan import Codec, Plan
@@ -83,9 +85,7 @@ class NetworkPorts:
         body = unpack(frame.header.body)
         if not isinstance(body, BatchBody):
             raise ProtocolError(f"the batch of step {step} came without its description")
-        tensors = {
-            spec.name: decode(spec, data) for spec, data in zip(frame.header.tensors, frame.buffers, strict=True)
-        }
+        tensors = _tensors(frame)
         labels = tensors.pop(LABELS, None)
         return MicroBatch(
             step=step,
@@ -97,6 +97,18 @@ class NetworkPorts:
             micro_batch_loss_tokens=body.micro_batch_loss_tokens,
             samples_seen=body.samples_seen,
         )
+
+    def take_item(self, step: int) -> GenerationItem:
+        """See `GenerationPorts`."""
+        frame = self._mailbox.take((BATCH, step, 0))
+        body = unpack(frame.header.body)
+        if not isinstance(body, GenerationBody):
+            raise ProtocolError(f"step {step} of a generation came without its description")
+        tensors = _tensors(frame)
+        item = GenerationItem(**msgspec.structs.asdict(body), ids=tensors.get("input_ids"), mask=tensors.get("mask"))
+        if not item.is_whole:
+            raise ProtocolError(f"step {step} of a generation came with tensors that do not belong to it")
+        return item
 
     def take_hidden(self, step: int, micro_batch: int) -> Tensor:
         """See `StagePorts`."""
@@ -193,6 +205,10 @@ class NetworkPorts:
             tensors=specs,
         )
         self._outbox_to(target).post(Frame(header, buffers))
+
+
+def _tensors(frame: Frame) -> dict[str, Tensor]:
+    return {spec.name: decode(spec, data) for spec, data in zip(frame.header.tensors, frame.buffers, strict=True)}
 
 
 def _wire_codec(codec: Codec) -> codecs.Codec:

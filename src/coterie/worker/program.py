@@ -20,6 +20,7 @@ from coterie.cluster.messages import (
     TIED,
     WEIGHTS,
     Assign,
+    Generate,
     Goodbye,
     Heartbeat,
     Hello,
@@ -211,7 +212,7 @@ class WorkerProgram:
                 self._spawn(self._measure_links(message))
             case Assign():
                 self._accept(message)
-            case RunSegment() | SaveState() if self._runner is not None:
+            case RunSegment() | Generate() | SaveState() if self._runner is not None:
                 self._runner.submit(message)
             case NormTotal():
                 self._mailbox.put((NORM_TOTAL, message.step, 0), frame)

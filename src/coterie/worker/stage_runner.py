@@ -11,6 +11,7 @@ from coterie.cluster.messages import (
     PARAMETER,
     STATE,
     Assign,
+    Generate,
     RunSegment,
     SaveState,
     StateSent,
@@ -37,7 +38,7 @@ from coterie.worker.network_ports import NetworkPorts
 from coterie.worker.outbox import Outbox
 from coterie.worker.settings import WorkerSettings
 
-Job = RunSegment | SaveState | None
+Job = RunSegment | Generate | SaveState | None
 
 
 class StageRunner:
@@ -65,6 +66,7 @@ class StageRunner:
         self._stage: StageModule | None = None
         self._optimizer: StageOptimizer | None = None
         self._executor: StageExecutor | None = None
+        self._ports: NetworkPorts | None = None
 
     def build(self, tensors: Mapping[str, Tensor], ports: NetworkPorts) -> None:
         """Build the stage from the tensors of its units (`param/…`, `optim/…`); runs in a helper thread.
@@ -92,7 +94,7 @@ class StageRunner:
             if is_out_of_memory(error):
                 raise self.out_of_memory(error) from error
             raise
-        self._stage, self._optimizer = stage, optimizer
+        self._stage, self._optimizer, self._ports = stage, optimizer, ports
         self._executor = StageExecutor(
             stage,
             optimizer,
@@ -104,7 +106,7 @@ class StageRunner:
                 recompute=place.recompute,
                 name=f"stage {self._assign.stage}",
             ),
-            throttle=Throttle(self._settings.speed) if self._settings.speed < 1 else None,
+            throttle=self._throttle(),
         )
         reset_peak()
         self._thread.start()
@@ -118,7 +120,7 @@ class StageRunner:
             hint='give the device more memory, use more micro-batches, recompute = "on", or lora',
         )
 
-    def submit(self, job: RunSegment | SaveState) -> None:
+    def submit(self, job: RunSegment | Generate | SaveState) -> None:
         """Queue a job behind those before it."""
         self._jobs.put(job)
 
@@ -131,10 +133,13 @@ class StageRunner:
     def _run(self) -> None:
         try:
             while (job := self._jobs.get()) is not None:
-                if isinstance(job, SaveState):
-                    self._send_state(job)
-                else:
-                    self._run_segment(job)
+                match job:
+                    case SaveState():
+                        self._send_state(job)
+                    case Generate():
+                        self._generate(job)
+                    case RunSegment():
+                        self._run_segment(job)
         except CoterieError as error:
             self._on_failure(self.out_of_memory(error) if isinstance(error, OutOfMemoryError) else error)
         except Exception as error:
@@ -156,6 +161,25 @@ class StageRunner:
             else tuple(stage.in_flight for stage in self._assign.plan.stages),
         )
         self._executor.run_segment(schedule, self._assign.stage, job.first_step)
+
+    def _generate(self, job: Generate) -> None:
+        # Loaded only here: it brings transformers' caches, and few workers ever write text.
+        from coterie.models.generation import GenerationStage  # noqa: PLC0415 - see above
+        from coterie.pipeline.generation import GenerationExecutor  # noqa: PLC0415 - see above
+
+        assert self._stage is not None
+        assert self._ports is not None
+        executor = GenerationExecutor(
+            GenerationStage(self._stage),
+            self._ports,
+            job.spec,
+            name=f"stage {self._assign.stage}",
+            throttle=self._throttle(),
+        )
+        executor.run(job.first_step)
+
+    def _throttle(self) -> Throttle | None:
+        return Throttle(self._settings.speed) if self._settings.speed < 1 else None
 
     def _send_state(self, job: SaveState) -> None:
         """Send each trained unit's parameters and optimizer state, one frame a unit: one unit's copy at a time."""

@@ -1,0 +1,185 @@
+"""The executor of a generation: in order, over stages in threads, and nothing kept of what has ended."""
+
+import gc
+import itertools
+import threading
+import weakref
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from coterie.errors import WorkerLostError
+from coterie.jobs.generation_spec import GenerationSpec
+from coterie.jobs.model_spec import ModelSpec
+from coterie.models import MappingWeights, build_stage
+from coterie.models.generation import GenerationStage
+from coterie.pipeline.generation import GenerationExecutor
+from coterie.pipeline.generation_ports import GenerationItem
+
+CONFIG = LlamaConfig(
+    hidden_size=16,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    num_key_value_heads=1,
+    intermediate_size=24,
+    vocab_size=31,
+)
+SPEC = ModelSpec(config_json=CONFIG.to_json_string(), auto_class="AutoModelForCausalLM", method="none")
+FIRST = 1000
+NEW_TOKENS = 3
+
+
+@pytest.fixture(scope="module")
+def whole():
+    torch.manual_seed(4)
+    return AutoModelForCausalLM.from_config(CONFIG).eval()
+
+
+class Boxes:
+    """What the stages of a test share."""
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self.content: dict[tuple, object] = {}
+        self.failed = False
+
+    def put(self, key, value):
+        with self.changed:
+            self.content[key] = value
+            self.changed.notify_all()
+
+    def take(self, key):
+        with self.changed:
+            self.changed.wait_for(lambda: key in self.content or self.failed)
+            if self.failed:
+                raise WorkerLostError("a test stage is gone")
+            return self.content.pop(key)
+
+    def fail(self):
+        with self.changed:
+            self.failed = True
+            self.changed.notify_all()
+
+
+class Ports:
+    """`GenerationPorts` of one stage."""
+
+    def __init__(self, boxes: Boxes, stage: int) -> None:
+        self.boxes, self.stage = boxes, stage
+
+    def take_item(self, step):
+        return self.boxes.take(("item", self.stage, step))
+
+    def take_hidden(self, step, _micro_batch):
+        return self.boxes.take(("hidden", self.stage, step))
+
+    def put_hidden(self, step, _micro_batch, hidden):
+        self.boxes.put(("hidden", self.stage + 1, step), hidden)
+
+    def put_predictions(self, step, _micro_batch, predictions):
+        self.boxes.put(("tokens", step), predictions)
+
+
+class Pipeline:
+    """Stages in threads, and a coordinator's way to ask them."""
+
+    def __init__(self, whole, *cuts: int) -> None:
+        tensors = {name: parameter.detach() for name, parameter in whole.named_parameters()}
+        self.boxes = Boxes()
+        self.executors = []
+        self.step = FIRST
+        for number, (first, stop) in enumerate(itertools.pairwise(cuts)):
+            stage = GenerationStage(build_stage(SPEC, first, stop, MappingWeights(tensors)))
+            spec = GenerationSpec(max_new_tokens=NEW_TOKENS)
+            self.executors.append(GenerationExecutor(stage, Ports(self.boxes, number), spec))
+        self.errors: list[Exception] = []
+        self.threads = [threading.Thread(target=self._run, args=(e,)) for e in self.executors]
+        for thread in self.threads:
+            thread.start()
+
+    def _run(self, executor):
+        try:
+            executor.run(FIRST)
+        except WorkerLostError as error:
+            self.errors.append(error)
+
+    def ask(self, **fields) -> int:
+        for stage in range(len(self.executors)):
+            self.boxes.put(("item", stage, self.step), GenerationItem(**fields))
+        self.step += 1
+        return self.step - 1
+
+    def tokens(self, step):
+        return self.boxes.take(("tokens", step))
+
+    def end(self):
+        for thread in self.threads:
+            thread.join(20)
+            assert not thread.is_alive()
+
+
+def test_groups_in_turn_get_the_tokens_that_each_would_get_alone(whole):
+    pipeline = Pipeline(whole, 0, 1, 3, 4)
+    prompts = [torch.tensor([[3, 4, 5], [6, 7, 8]]), torch.tensor([[9, 10]])]
+    steps = [
+        pipeline.ask(group=number, position=0, rows=tuple(range(len(ids))), ids=ids)
+        for number, ids in enumerate(prompts)
+    ]
+    found = [[], []]
+    for position in range(1, NEW_TOKENS + 1):
+        for number in (0, 1):
+            found[number].append(pipeline.tokens(steps[number]))
+            if position < NEW_TOKENS:
+                steps[number] = pipeline.ask(group=number, position=position, ids=found[number][-1][:, None])
+    pipeline.ask(group=0, position=0, is_last=True, ended=(0, 1))
+    pipeline.end()
+    for ids, tokens in zip(prompts, found, strict=True):
+        expected = whole.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=NEW_TOKENS, do_sample=False)
+        assert torch.stack(tokens, dim=1).tolist() == expected[:, ids.shape[1] :].tolist()
+
+
+def test_what_is_kept_of_a_group_goes_when_it_has_ended(whole):
+    pipeline = Pipeline(whole, 0, 2, 4)
+    first = pipeline.ask(group=0, position=0, rows=(0,), ids=torch.tensor([[3, 4]]))
+    pipeline.tokens(first)
+    kept = [weakref.ref(executor._groups[0].kept.cache) for executor in pipeline.executors]
+    second = pipeline.ask(group=1, position=0, rows=(1,), ids=torch.tensor([[5]]), ended=(0,))
+    pipeline.tokens(second)
+    gc.collect()
+    assert [reference() for reference in kept] == [None, None]
+    assert [list(executor._groups) for executor in pipeline.executors] == [[1], [1]]
+    pipeline.ask(group=0, position=0, is_last=True)
+    pipeline.end()
+    assert [executor._groups for executor in pipeline.executors] == [{}, {}]
+
+
+def test_a_lost_neighbour_ends_a_stage_and_frees_what_it_keeps(whole):
+    pipeline = Pipeline(whole, 0, 2, 4)
+    pipeline.tokens(pipeline.ask(group=0, position=0, rows=(0,), ids=torch.tensor([[3, 4]])))
+    pipeline.boxes.fail()
+    pipeline.end()
+    assert len(pipeline.errors) == 2
+    assert [executor._groups for executor in pipeline.executors] == [{}, {}]
+
+
+IDS = torch.tensor([[3, 4], [5, 6]])
+
+
+@pytest.mark.parametrize(
+    ("fields", "is_whole"),
+    [
+        ({"position": 0, "rows": (0, 1), "ids": IDS}, True),
+        ({"position": 0, "rows": (0, 1), "ids": IDS, "mask": torch.ones_like(IDS)}, True),
+        ({"position": 0, "rows": (0, 1), "ids": IDS, "mask": torch.ones(2, 3)}, False),
+        ({"position": 0, "rows": (0,), "ids": IDS}, False),
+        ({"position": 0, "rows": (0, 1), "ids": IDS.float()}, False),
+        ({"position": 1, "ids": IDS[:, :1]}, True),
+        ({"position": 1, "ids": IDS}, False),
+        ({"position": 1}, False),
+        ({"position": 0, "is_last": True}, True),
+        ({"position": 0, "is_last": True, "ids": IDS}, False),
+    ],
+)
+def test_an_item_whose_tensors_do_not_belong_to_it_is_seen(fields, is_whole):
+    assert GenerationItem(group=0, **fields).is_whole == is_whole
