@@ -21,18 +21,23 @@ from rich.table import Table
 WIDTH = 118
 
 
-def parse_arguments(description: str, extra: Iterable[tuple[str, str]] = ()) -> argparse.Namespace:
+def parse_arguments(
+    description: str, extra: Iterable[tuple[str, str]] = (), values: Iterable[tuple[str, str, str]] = ()
+) -> argparse.Namespace:
     """The command line of a benchmark.
 
     Args:
         description: What is measured, one or two sentences.
         extra: Further on/off flags as (flag, help).
+        values: Further flags with a value as (flag, placeholder, help).
     """
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--quick", action="store_true", help="a short run that shows it works; its figures are noisy")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to FILE")
     for flag, text in extra:
         parser.add_argument(flag, action="store_true", help=text)
+    for flag, placeholder, text in values:
+        parser.add_argument(flag, metavar=placeholder, help=text)
     return parser.parse_args()
 
 
