@@ -16,7 +16,7 @@ from coterie.errors import UsageError
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 # Where a path in prose may start.
-TOP_FOLDERS = ("src/", "docs/", "tests/", "scripts/", "benchmarks/", ".ci/", ".github/")
+TOP_FOLDERS = ("src/", "docs/", "recipes/", "tests/", "scripts/", "benchmarks/", ".ci/", ".github/")
 # What a run or a build makes, and so does not stand in the tree.
 MADE = re.compile(r"^(runs|build|dist|\.venv)/")
 

@@ -14,6 +14,7 @@ class ExportRecord(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         coterie: The version that wrote the folder.
         task: What the model was trained for, such as `token-classification`; empty where that was not recorded.
+        prompt: The template that it learnt with, if it was not the task's own.
         files: Everything that was written, this file included.
     """
 
@@ -22,6 +23,7 @@ class ExportRecord(msgspec.Struct, frozen=True, kw_only=True):
     step: int
     files: tuple[str, ...]
     task: str = ""
+    prompt: str = ""
 
 
 def read_record(folder: Path) -> ExportRecord | None:

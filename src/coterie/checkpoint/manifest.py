@@ -39,6 +39,7 @@ class RunTerms(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             (seed, step, micro-batch, unit), so `seed` and `global_step` restore it exactly.
         batch_rows, micro_batches: Rows of a mini-batch and into how many it is split.
         task: What is learnt; empty in checkpoints of versions that knew one task only.
+        prompt: The template around a text whose answer is learnt; empty for the task's own.
         group_by_length: Whether rows of similar length share a batch: part of the data's order.
         lossy_links: Whether slow links may carry less than float32. Which ones do is planned anew.
         data_digest: Hash of the training data; empty if it was not taken.
@@ -53,6 +54,7 @@ class RunTerms(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     micro_batches: int
     schedule: ScheduleKind
     task: str = ""
+    prompt: str = ""
     group_by_length: bool = True
     lossy_links: bool = False
     data_digest: str = ""

@@ -49,6 +49,7 @@ def model_card(manifest: Manifest, facts: CardFacts, *, base_name: str, adapter:
     rows = [
         ("base model", base_name),
         ("task", task or "not recorded"),
+        *([("prompt", terms.prompt)] if terms.prompt else []),
         ("trained on", facts.data or "not recorded"),
         ("method", _method(manifest)),
         ("optimizer steps", f"{manifest.global_step} of {terms.batch_rows} rows, {manifest.samples_seen} rows in all"),
@@ -75,7 +76,8 @@ def _method(manifest: Manifest) -> str:
     model = manifest.terms.model
     if model.lora is not None:
         name = {"lora": "LoRA", "rslora": "rsLoRA", "dora": "DoRA"}[model.lora.variant]
-        return f"{name}, rank {model.lora.rank}, alpha {model.lora.alpha}"
+        held = "" if model.frozen_dtype == "float32" else f", frozen weights held in {model.frozen_dtype}"
+        return f"{name}, rank {model.lora.rank}, alpha {model.lora.alpha}{held}"
     if model.method == "bitfit":
         return "BitFit: biases and task layers"
     if model.method == "head":

@@ -57,6 +57,7 @@ def add_parser(verbs: "argparse._SubParsersAction[Parser]") -> Parser:
 def run(args: argparse.Namespace) -> int:
     """Look, ask, write."""
     from coterie.config.drafting import decide  # noqa: PLC0415 - see cli.main: what only this verb needs
+    from coterie.config.loading import load_recipe  # noqa: PLC0415
 
     if args.output.exists() and not args.force:
         raise UsageError(f"{args.output} is there already", hint="give another --output, or --force to write over it")
@@ -65,6 +66,7 @@ def run(args: argparse.Namespace) -> int:
     if args.data is not None:
         given["data.train"] = args.data
     _require(given, ask)
+    load_recipe(None, given)  # for its mistakes, all at once, before anything is read
     tell = _silent if args.json else print
     look, model = _look(given, tell)
     guess = _settle_task(look, model, given, ask)

@@ -91,6 +91,11 @@ def decide(look: DataLook, guess: TaskGuess, model: ModelLook | None, given: Map
         values |= {f"data.{name}": column for name, column in columns.items() if column is not None}
     if guess.labels:
         comments["data.label_column"] = _labels_text(guess.labels)
+    if guess.chats and model is not None and not model.chat_template:
+        comments["data.text_column"] = (
+            "conversations; the model's tokenizer has no chat template, so turns are written plainly: a model that was "
+            "trained to chat would bring its own"
+        )
     tokens = longest_row_tokens(look, guess)
     if tokens > LONGEST_ROW_TOKENS and (model is None or model.context is None or model.context > LONGEST_ROW_TOKENS):
         values["data.max_tokens"] = LONGEST_ROW_TOKENS

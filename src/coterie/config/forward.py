@@ -4,7 +4,7 @@ import typing
 from collections.abc import Mapping
 from pathlib import Path
 
-from coterie.checkpoint.export_record import read_record
+from coterie.checkpoint.export_record import ExportRecord, read_record
 from coterie.config.loading import load_recipe
 from coterie.config.model_look import read_json_object, task_of_config
 from coterie.config.recipe import Recipe, TaskName
@@ -14,7 +14,9 @@ FORWARD_ROWS = 32
 
 
 def forward_recipe(model: str | Path, data: object, options: Mapping[str, object]) -> Recipe:
-    """The recipe for predicting or evaluating `data` by `model`; the task is the model's own unless options name one.
+    """The recipe for predicting or evaluating `data` by `model`.
+
+    Task and prompt are those that the model was trained for, unless options name others.
 
     Args:
         model: A trained model's folder or hub name.
@@ -25,15 +27,17 @@ def forward_recipe(model: str | Path, data: object, options: Mapping[str, object
         RecipeError: An option is wrong; all of them are named.
     """
     named = str(data) if isinstance(data, str | Path) and str(data) else "rows in memory"
+    folder = Path(model)
     fixed: dict[str, object] = {"model.name": str(model), "data.train": named, "train.batch_rows": FORWARD_ROWS}
-    if options.keys().isdisjoint(("task", "data.task")):
-        fixed["data.task"] = trained_task(Path(model))
+    record = read_record(folder)
+    if record is not None and record.prompt:
+        fixed["data.prompt"] = record.prompt
+    fixed["data.task"] = _trained_task(folder, record)
     return load_recipe(None, {**fixed, **options})
 
 
-def trained_task(folder: Path) -> str | None:
+def _trained_task(folder: Path, record: ExportRecord | None) -> str | None:
     """What the model in `folder` was trained for: as its export recorded it, else as its class says; None: unknown."""
-    record = read_record(folder)
     task = record.task if record is not None else ""
     task = task or task_of_config(read_json_object(folder / "config.json")) or ""
     return task if task in typing.get_args(TaskName) else None

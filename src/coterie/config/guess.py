@@ -19,28 +19,21 @@ import msgspec
 
 from coterie.config.data_look import DataLook
 from coterie.errors import DataError, RecipeError, UsageError
+from coterie.tasks.read_language import (
+    ANSWER_COLUMNS,
+    CHAT_COLUMNS,
+    CONTEXT_COLUMNS,
+    DIALOGUE_COLUMNS,
+    INSTRUCTION_COLUMNS,
+    SUMMARY_COLUMNS,
+)
 from coterie.tasks.readers.options import find_column
 from coterie.tasks.readers.records import TAG_FIELDS, WORD_FIELDS
+from coterie.tasks.text_columns import LABELS, PAIRS, SCORES, TEXTS
 
-CHATS = ("messages", "conversation", "conversations")
-INSTRUCTIONS = ("instruction", "prompt", "question")
-INPUTS = ("input", "context")
-RESPONSES = ("output", "response", "completion", "answer", "chosen")
-SUMMARIES = ("summary", "summaries", "highlights", "tldr", "section_text", "target")
-LONG_TEXTS = ("dialogue", "dialog", "document", "article", "source", "transcript", "text")
-SCORES = ("score", "similarity_score", "similarity", "rating")
-LABELS = ("label", "labels", "class", "category", "intent", "sentiment", "topic", "section")
-PAIRS = (
-    ("sentence1", "sentence2"),
-    ("text", "text_pair"),
-    ("text1", "text2"),
-    ("text_a", "text_b"),
-    ("premise", "hypothesis"),
-    ("question1", "question2"),
-    ("question", "sentence"),
-    ("query", "passage"),
-)
-TEXTS = ("text", "sentence", "content", "review", "tweet", "utterance", "question", "query", "title", "dialogue")
+LABEL_COLUMNS = (*LABELS, "topic", "section")
+SURELY_SCORES = ("score", "similarity_score", "similarity", "rating", "relatedness_score")
+"""Columns of numbers even where all of them are whole."""
 
 MOST_LABELS = 200
 """More distinct labels among the rows looked at than this, and a column does not hold labels."""
@@ -68,7 +61,7 @@ class TaskGuess(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def chats(self) -> bool:
         """Rows are conversations."""
-        return self.task == "causal-lm" and (self.text_column or "").lower() in CHATS
+        return self.task == "causal-lm" and (self.text_column or "").lower() in CHAT_COLUMNS
 
 
 def guess_task(look: DataLook) -> TaskGuess | None:
@@ -150,15 +143,15 @@ def _tags(look: DataLook) -> TaskGuess | None:
 
 def _conversation(look: DataLook) -> TaskGuess | None:
     """Chats, or instructions with responses."""
-    chats = _find(look, CHATS)
+    chats = _find(look, CHAT_COLUMNS)
     if chats is not None and all(isinstance(value, list) for value in look.values(chats)):
         return TaskGuess(task="causal-lm", text_column=chats, reason=f"conversations in the column {chats}")
-    prompt, response = _find(look, INSTRUCTIONS), _find(look, RESPONSES)
+    prompt, response = _find(look, INSTRUCTION_COLUMNS), _find(look, ANSWER_COLUMNS)
     if prompt is not None and response is not None and _is_text(look, response):
         return TaskGuess(
             task="causal-lm",
             text_column=prompt,
-            pair_column=_find(look, INPUTS),
+            pair_column=_find(look, CONTEXT_COLUMNS),
             label_column=response,
             reason=f"instructions ({prompt}) and responses ({response})",
         )
@@ -176,10 +169,12 @@ def _plain(look: DataLook) -> TaskGuess | None:
 
 
 def _summary(look: DataLook) -> TaskGuess | None:
-    text, summary = _find(look, LONG_TEXTS), _find(look, SUMMARIES)
-    if text is None or summary is None or not _is_text(look, summary):
+    text, summary = _find(look, DIALOGUE_COLUMNS), _find(look, SUMMARY_COLUMNS)
+    if text is None or summary is None:
         return None
-    words = [len(str(value).split()) for value in look.values(summary)]
+    # A list holds several summaries of one text.
+    values = [value[0] if isinstance(value, list) and value else value for value in look.values(summary)]
+    words = [len(value.split()) if isinstance(value, str) else 0 for value in values]
     if sum(words) <= FEW_WORDS * len(words):
         return None
     return TaskGuess(
@@ -199,14 +194,14 @@ def _texts(look: DataLook) -> tuple[str, str | None] | None:
 
 def _score(look: DataLook) -> TaskGuess | None:
     texts = _texts(look)
-    column = _find(look, (*SCORES, *LABELS))
+    column = _find(look, (*SCORES, *LABEL_COLUMNS))
     if texts is None or column is None:
         return None
     numbers = [_number(value) for value in look.values(column)]
     if not numbers or any(number is None for number in numbers):
         return None
     fractions = any(number is not None and not number.is_integer() for number in numbers)
-    if not fractions and column.lower() not in SCORES:
+    if not fractions and column.lower() not in SURELY_SCORES:
         return None
     return TaskGuess(
         task="regression",
@@ -219,7 +214,7 @@ def _score(look: DataLook) -> TaskGuess | None:
 
 def _label(look: DataLook) -> TaskGuess | None:
     texts = _texts(look)
-    column = _find(look, (*LABELS, *SCORES))
+    column = _find(look, LABEL_COLUMNS)
     if texts is None or column is None or column in texts:
         return None
     labels = _distinct(look, column)

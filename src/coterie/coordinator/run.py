@@ -207,6 +207,7 @@ def run_terms(job: Job, micro_batches: int) -> RunTerms:
         micro_batches=micro_batches,
         schedule=job.recipe.train.schedule,
         task=job.task.name,
+        prompt=job.recipe.data.prompt or "",
         group_by_length=job.recipe.train.group_by_length,
         lossy_links=job.recipe.plan.lossy_links,
         data_digest=job.data_digest,
