@@ -16,6 +16,7 @@ _READING = (
     "data.label_names",
     "data.encoding",
     "data.max_tokens",
+    "data.prompt",
 )
 
 DEVICES_TEXT = (
