@@ -2,7 +2,6 @@
 
 import asyncio
 import socket
-from collections.abc import Awaitable, Callable
 
 import pytest
 
@@ -13,30 +12,8 @@ from coterie.transport.frame import Frame, FrameHeader
 from coterie.transport.join_link import JoinLink
 from coterie.transport.server import FrameServer, PeerInfo, ServedLink
 
-NOT_SENT = "a-token-that-no-test-sends"
 
-
-def run(test: Callable[[], Awaitable[None]]) -> None:
-    async def bounded() -> None:
-        async with asyncio.timeout(30):
-            await test()
-
-    asyncio.run(bounded())
-
-
-def join_of(server: FrameServer, *hosts: str, fingerprint: str = "") -> JoinLink:
-    return JoinLink(
-        hosts=hosts or ("127.0.0.1",), port=server.port, fingerprint=fingerprint or server.fingerprint, token=NOT_SENT
-    )
-
-
-async def echo(link: ServedLink, _: PeerInfo) -> None:
-    link.accept()
-    while True:
-        await link.send(await link.receive())
-
-
-def test_candidates_that_do_not_answer_or_refuse_are_passed_over() -> None:
+def test_candidates_that_do_not_answer_or_refuse_are_passed_over(bounded, join_of, echo) -> None:
     async def test() -> None:
         server = FrameServer(echo)
         await server.start("127.0.0.1")
@@ -47,10 +24,10 @@ def test_candidates_that_do_not_answer_or_refuse_are_passed_over() -> None:
         await link.close()
         await server.close()
 
-    run(test)
+    bounded(test)
 
 
-def test_a_candidate_that_accepts_and_stays_silent_is_given_up_after_the_timeout() -> None:
+def test_a_candidate_that_accepts_and_stays_silent_is_given_up_after_the_timeout(bounded, join_of, echo) -> None:
     async def test() -> None:
         server = FrameServer(echo)
         await server.start("127.0.0.1")
@@ -59,10 +36,12 @@ def test_a_candidate_that_accepts_and_stays_silent_is_given_up_after_the_timeout
         await link.close()
         await server.close()
 
-    run(test)
+    bounded(test)
 
 
-def test_another_coordinator_at_the_address_is_refused_unless_a_later_candidate_is_the_right_one() -> None:
+def test_another_coordinator_at_the_address_is_refused_unless_a_later_candidate_is_the_right_one(
+    bounded, join_of, echo
+) -> None:
     async def test() -> None:
         right, impostor = FrameServer(echo), FrameServer(echo)
         await right.start("127.0.0.1")
@@ -76,10 +55,10 @@ def test_another_coordinator_at_the_address_is_refused_unless_a_later_candidate_
         await right.close()
         await impostor.close()
 
-    run(test)
+    bounded(test)
 
 
-def test_nothing_is_sent_to_a_server_with_the_wrong_certificate() -> None:
+def test_nothing_is_sent_to_a_server_with_the_wrong_certificate(bounded, join_of) -> None:
     async def test() -> None:
         received: list[int] = []
 
@@ -98,23 +77,23 @@ def test_nothing_is_sent_to_a_server_with_the_wrong_certificate() -> None:
         assert received == [0]
         await server.close()
 
-    run(test)
+    bounded(test)
 
 
-def test_when_nobody_answers_the_message_says_what_each_address_did() -> None:
+def test_when_nobody_answers_the_message_says_what_each_address_did(bounded, not_sent) -> None:
     async def test() -> None:
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
-        join = JoinLink(hosts=("127.0.0.1", "no-such-host.invalid"), port=port, fingerprint="0" * 64, token=NOT_SENT)
+        join = JoinLink(hosts=("127.0.0.1", "no-such-host.invalid"), port=port, fingerprint="0" * 64, token=not_sent)
         with pytest.raises(NetworkError, match=r"2 addresses: 127\.0\.0\.1: .*; no-such-host\.invalid: ") as caught:
             await connect(join)
-        assert NOT_SENT not in caught.value.message
+        assert not_sent not in caught.value.message
         assert "firewall" in caught.value.hint
 
-    run(test)
+    bounded(test)
 
 
-def test_a_server_of_another_protocol_version_is_named_as_such() -> None:
+def test_a_server_of_another_protocol_version_is_named_as_such(bounded, not_sent) -> None:
     async def test() -> None:
         identity = make_identity()
         context = server_context(identity)
@@ -125,9 +104,9 @@ def test_a_server_of_another_protocol_version_is_named_as_such() -> None:
 
         listener = await asyncio.start_server(ignore, "127.0.0.1", 0, ssl=context)
         port = listener.sockets[0].getsockname()[1]
-        join = JoinLink(hosts=("127.0.0.1",), port=port, fingerprint=identity.fingerprint, token=NOT_SENT)
+        join = JoinLink(hosts=("127.0.0.1",), port=port, fingerprint=identity.fingerprint, token=not_sent)
         with pytest.raises(VersionMismatchError, match="coterie/1"):
             await connect(join)
         listener.close()
 
-    run(test)
+    bounded(test)

@@ -5,7 +5,6 @@ import contextlib
 import socket
 import ssl
 import stat
-from collections.abc import Awaitable, Callable
 
 import pytest
 from aiohttp import ClientSession, Fingerprint, web
@@ -15,31 +14,8 @@ from coterie.transport import server as server_module
 from coterie.transport.certificates import client_context
 from coterie.transport.connect import connect, connect_unix
 from coterie.transport.frame import Frame, FrameHeader
-from coterie.transport.join_link import JoinLink
 from coterie.transport.server import FrameServer, PeerInfo, ServedLink
 from coterie.transport.socket_options import KEEPALIVE_IDLE_S
-
-NOT_SENT = "a-token-that-no-test-sends"
-
-
-def run(test: Callable[[], Awaitable[None]]) -> None:
-    async def bounded() -> None:
-        async with asyncio.timeout(30):
-            await test()
-
-    asyncio.run(bounded())
-
-
-def join_of(server: FrameServer, *hosts: str, fingerprint: str = "") -> JoinLink:
-    return JoinLink(
-        hosts=hosts or ("127.0.0.1",), port=server.port, fingerprint=fingerprint or server.fingerprint, token=NOT_SENT
-    )
-
-
-async def echo(link: ServedLink, _: PeerInfo) -> None:
-    link.accept()
-    while True:
-        await link.send(await link.receive())
 
 
 def hello_app() -> web.Application:
@@ -51,7 +27,7 @@ def hello_app() -> web.Application:
     return app
 
 
-def test_http_and_frames_share_the_port_at_the_same_time() -> None:
+def test_http_and_frames_share_the_port_at_the_same_time(bounded, join_of, echo) -> None:
     async def test() -> None:
         server = FrameServer(echo, app=hello_app())
         await server.start("127.0.0.1")
@@ -68,10 +44,10 @@ def test_http_and_frames_share_the_port_at_the_same_time() -> None:
         await link.close()
         await server.close()
 
-    run(test)
+    bounded(test)
 
 
-def test_a_server_without_pages_closes_http_connections_and_serves_frames() -> None:
+def test_a_server_without_pages_closes_http_connections_and_serves_frames(bounded, join_of, echo) -> None:
     async def test() -> None:
         server = FrameServer(echo)
         await server.start("127.0.0.1")
@@ -87,10 +63,10 @@ def test_a_server_without_pages_closes_http_connections_and_serves_frames() -> N
         await link.close()
         await server.close()
 
-    run(test)
+    bounded(test)
 
 
-def test_a_peer_that_does_not_speak_tls_gets_nothing_and_disturbs_nobody() -> None:
+def test_a_peer_that_does_not_speak_tls_gets_nothing_and_disturbs_nobody(bounded, join_of, echo) -> None:
     async def test() -> None:
         server = FrameServer(echo)
         await server.start("127.0.0.1")
@@ -105,10 +81,10 @@ def test_a_peer_that_does_not_speak_tls_gets_nothing_and_disturbs_nobody() -> No
         await link.close()
         await server.close()
 
-    run(test)
+    bounded(test)
 
 
-def test_a_link_that_is_not_accepted_in_time_is_dropped() -> None:
+def test_a_link_that_is_not_accepted_in_time_is_dropped(bounded, join_of) -> None:
     async def test() -> None:
         errors: list[str] = []
 
@@ -127,10 +103,10 @@ def test_a_link_that_is_not_accepted_in_time_is_dropped() -> None:
         await link.close()
         await server.close()
 
-    run(test)
+    bounded(test)
 
 
-def test_an_accepted_link_outlives_that_time() -> None:
+def test_an_accepted_link_outlives_that_time(bounded, join_of, echo) -> None:
     async def test() -> None:
         server = FrameServer(echo, accept_timeout_s=0.05)
         await server.start("127.0.0.1")
@@ -141,10 +117,10 @@ def test_an_accepted_link_outlives_that_time() -> None:
         await link.close()
         await server.close()
 
-    run(test)
+    bounded(test)
 
 
-def test_before_it_is_accepted_a_peer_can_send_a_hello_and_nothing_large() -> None:
+def test_before_it_is_accepted_a_peer_can_send_a_hello_and_nothing_large(bounded, join_of) -> None:
     async def test() -> None:
         outcomes: asyncio.Queue[object] = asyncio.Queue()
 
@@ -167,10 +143,12 @@ def test_before_it_is_accepted_a_peer_can_send_a_hello_and_nothing_large() -> No
         await link.close()
         await server.close()
 
-    run(test)
+    bounded(test)
 
 
-def test_further_peers_are_dropped_while_too_many_wait_to_be_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_further_peers_are_dropped_while_too_many_wait_to_be_accepted(
+    monkeypatch: pytest.MonkeyPatch, bounded, join_of
+) -> None:
     monkeypatch.setattr(server_module, "MAX_WAITING_LINKS", 2)
 
     async def test() -> None:
@@ -188,10 +166,10 @@ def test_further_peers_are_dropped_while_too_many_wait_to_be_accepted(monkeypatc
             await link.close()
         await server.close()
 
-    run(test)
+    bounded(test)
 
 
-def test_closing_frees_the_port_at_once_though_peers_are_still_connected() -> None:
+def test_closing_frees_the_port_at_once_though_peers_are_still_connected(bounded, join_of, echo) -> None:
     async def test() -> None:
         port = 0
         for _ in range(3):
@@ -210,10 +188,10 @@ def test_closing_frees_the_port_at_once_though_peers_are_still_connected() -> No
             await link.close()
             await server.close()
 
-    run(test)
+    bounded(test)
 
 
-def test_a_taken_port_is_named_with_a_hint() -> None:
+def test_a_taken_port_is_named_with_a_hint(bounded, echo) -> None:
     async def test() -> None:
         with socket.create_server(("127.0.0.1", 0)) as taken:
             port = taken.getsockname()[1]
@@ -222,18 +200,18 @@ def test_a_taken_port_is_named_with_a_hint() -> None:
                 await server.start("127.0.0.1", port)
             assert "another port" in caught.value.hint
 
-    run(test)
+    bounded(test)
 
 
-def test_an_address_of_another_machine_cannot_be_listened_on() -> None:
+def test_an_address_of_another_machine_cannot_be_listened_on(bounded, echo) -> None:
     async def test() -> None:
         with pytest.raises(NetworkError, match=r"192\.0\.2\.77"):
             await FrameServer(echo).start("192.0.2.77")
 
-    run(test)
+    bounded(test)
 
 
-def test_without_a_host_one_port_serves_ipv4_and_if_there_is_any_ipv6() -> None:
+def test_without_a_host_one_port_serves_ipv4_and_if_there_is_any_ipv6(bounded, join_of, echo) -> None:
     async def test() -> None:
         peers: list[PeerInfo] = []
 
@@ -253,11 +231,11 @@ def test_without_a_host_one_port_serves_ipv4_and_if_there_is_any_ipv6() -> None:
         assert {peer.carrier for peer in peers} == {"tls"}
         await server.close()
 
-    run(test)
+    bounded(test)
 
 
 @pytest.mark.skipif(not hasattr(socket, "AF_UNIX"), reason="this platform has no Unix sockets")
-def test_the_unix_socket_lies_in_a_private_folder_that_goes_away() -> None:
+def test_the_unix_socket_lies_in_a_private_folder_that_goes_away(bounded, echo) -> None:
     async def test() -> None:
         server = FrameServer(echo)
         await server.start("127.0.0.1")
@@ -271,10 +249,10 @@ def test_the_unix_socket_lies_in_a_private_folder_that_goes_away() -> None:
         with pytest.raises(NetworkError, match="no listener"):
             await connect_unix(path)
 
-    run(test)
+    bounded(test)
 
 
-def test_an_error_of_the_handler_closes_its_link() -> None:
+def test_an_error_of_the_handler_closes_its_link(bounded, join_of) -> None:
     async def test() -> None:
         async def refuse(_link: ServedLink, _peer: PeerInfo) -> None:
             raise JoinRefusedError("no")
@@ -287,10 +265,10 @@ def test_an_error_of_the_handler_closes_its_link() -> None:
         await link.close()
         await server.close()
 
-    run(test)
+    bounded(test)
 
 
-def test_links_over_tcp_notice_a_dead_peer_by_keepalive() -> None:
+def test_links_over_tcp_notice_a_dead_peer_by_keepalive(bounded, join_of, echo) -> None:
     async def test() -> None:
         served: list[ServedLink] = []
 
@@ -313,4 +291,4 @@ def test_links_over_tcp_notice_a_dead_peer_by_keepalive() -> None:
         await link.close()
         await server.close()
 
-    run(test)
+    bounded(test)

@@ -13,14 +13,14 @@ from tokenizers.processors import TemplateProcessing
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
 from coterie.clock import FakeClock
-from coterie.cluster.messages import AnyMessage, Hello, Welcome, control, unpack
+from coterie.cluster.messages import HIDDEN, AnyMessage, Hello, Welcome, control, unpack
 from coterie.cluster.wire_version import WIRE_VERSION
 from coterie.config.loading import load_recipe
 from coterie.coordinator.job import Job, prepare_job
 from coterie.coordinator.members import Members
 from coterie.ids import RunId, WorkerId
 from coterie.transport.connect import connect_plain
-from coterie.transport.frame import Frame
+from coterie.transport.frame import Frame, FrameHeader, TensorSpec
 from coterie.transport.join_link import JoinTokens
 from coterie.transport.server import FrameServer
 from coterie.transport.stream_link import StreamLink
@@ -70,14 +70,19 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
         yield prepare_job(recipe, RunId("run"), lambda _text: None)
 
 
+SILENCE_S = 30.0
+
+
 class Table:
     """A coordinator's door, and peers that knock."""
+
+    silence_s = SILENCE_S
 
     def __init__(self, seats: int) -> None:
         self.clock = FakeClock()
         self.tokens = JoinTokens()
         self.token = self.tokens.issue(uses=seats)
-        self.members = Members(RunId("run"), self.tokens, self.clock, heartbeat_s=0.05, silence_limit_s=30.0)
+        self.members = Members(RunId("run"), self.tokens, self.clock, heartbeat_s=0.05, silence_limit_s=SILENCE_S)
         self.server = FrameServer(self.members.admit)
         self.links: list[StreamLink] = []
 
@@ -111,6 +116,19 @@ class Table:
         welcome = unpack((await link.receive()).header.body)
         assert isinstance(welcome, Welcome)
         return link, welcome.worker
+
+    @staticmethod
+    def tensor_frame(source: str, target: str, size: int = 16) -> Frame:
+        """Hidden states of step 7, as a worker sends them."""
+        specs = (TensorSpec(name="x", dtype="uint8", shape=(size,), nbytes=size),)
+        header = FrameHeader(kind=HIDDEN, source=WorkerId(source), target=WorkerId(target), step=7, tensors=specs)
+        return Frame(header, (bytes(size),))
+
+    @staticmethod
+    async def until(condition: Callable[[], object]) -> None:
+        """Waits for what the coordinator does by itself."""
+        while not condition():
+            await asyncio.sleep(0.005)
 
     async def answer(self, frame: Frame) -> AnyMessage:
         link = await self.knock(frame)

@@ -7,7 +7,6 @@ import pytest
 
 from coterie.cluster.messages import (
     CONTROL,
-    HIDDEN,
     Failed,
     Goodbye,
     Heartbeat,
@@ -18,21 +17,8 @@ from coterie.cluster.messages import (
 )
 from coterie.cluster.wire_version import WIRE_VERSION
 from coterie.errors import JoinRefusedError, OutOfMemoryError, StorageError, WorkerLostError
-from coterie.transport.frame import Frame, FrameHeader, TensorSpec
+from coterie.transport.frame import Frame, FrameHeader
 from coterie.units import MIB
-
-SILENCE_S = 30.0
-
-
-async def until(condition):
-    while not condition():
-        await asyncio.sleep(0.005)
-
-
-def tensor_frame(source, target, size=16, kind=HIDDEN):
-    specs = (TensorSpec(name="x", dtype="uint8", shape=(size,), nbytes=size),)
-    return Frame(FrameHeader(kind=kind, source=source, target=target, step=7, tensors=specs), (bytes(size),))
-
 
 # ---- who is let in
 
@@ -104,7 +90,7 @@ def test_a_worker_that_leaves_before_the_run_begins_frees_its_place(at_table):
         table.members.on_left = lambda member, error: left.append((member.worker, error.slug))
         gone, _ = await table.join("first")
         await gone.close()
-        await until(lambda: left)
+        await table.until(lambda: left)
         assert left == [("first", "worker-lost")]
         await table.join("second")
         assert [member.worker for member in await table.members.wait_for(1, 1.0)] == ["second"]
@@ -116,7 +102,7 @@ def test_a_peer_that_hangs_up_before_its_welcome_takes_no_place(at_table):
     async def test(table):
         link = await table.knock(table.hello(table.token))
         link.abort()
-        await until(lambda: not table.members.by_id and not table.server._links)
+        await table.until(lambda: not table.members.by_id and not table.server._links)
         await table.join()
 
     at_table(test, seats=1)
@@ -178,7 +164,7 @@ def test_a_worker_that_says_goodbye_in_mid_run_is_lost_once(at_table):
         await link.close()
         with pytest.raises(WorkerLostError, match="board left: stopped by its owner"):
             await table.members.next_event()
-        await until(lambda: not table.server._links)
+        await table.until(lambda: not table.server._links)
         assert table.members._events.empty()
 
     at_table(test)
@@ -201,9 +187,9 @@ def test_silence_beyond_the_limit_is_a_lost_worker(at_table):
         await table.join("board")
         link, _ = await table.join("laptop")
         await table.members.wait_for(2, 1.0)
-        table.clock.advance(SILENCE_S - 1)
+        table.clock.advance(table.silence_s - 1)
         await link.send(control(Heartbeat(rss_bytes=5)))
-        await until(lambda: any(member.rss_bytes for member in table.members.by_id.values()))
+        await table.until(lambda: any(member.rss_bytes for member in table.members.by_id.values()))
         table.clock.advance(2)
         table.members.check_silence()
         with pytest.raises(WorkerLostError, match=r"board has been silent for 31 s \(limit 30 s\)"):
@@ -220,11 +206,11 @@ def test_a_large_frame_on_a_slow_link_is_no_silence(at_table):
         member = table.members.by_id[worker]
         link._transport.write(b"COTR")  # the beginning of a frame; the rest takes its time
         before = member.link.bytes_received
-        await until(lambda: member.link.bytes_received > before)
-        table.clock.advance(SILENCE_S + 1)
+        await table.until(lambda: member.link.bytes_received > before)
+        table.clock.advance(table.silence_s + 1)
         table.members.check_silence()
         assert table.members._events.empty()
-        table.clock.advance(SILENCE_S + 1)
+        table.clock.advance(table.silence_s + 1)
         table.members.check_silence()
         with pytest.raises(WorkerLostError, match="silent"):
             await table.members.next_event()
@@ -237,10 +223,12 @@ def test_whoever_waits_to_send_to_a_silent_worker_is_woken(at_table):
         link, worker = await table.join("board")
         await table.members.wait_for(1, 1.0)
         link._transport.pause_reading()
-        sending = asyncio.ensure_future(table.members.by_id[worker].send_frame(tensor_frame("", worker, 64 * MIB)))
+        sending = asyncio.ensure_future(
+            table.members.by_id[worker].send_frame(table.tensor_frame("", worker, 64 * MIB))
+        )
         await asyncio.sleep(0.05)
         assert not sending.done()
-        table.clock.advance(SILENCE_S + 1)
+        table.clock.advance(table.silence_s + 1)
         table.members.check_silence()
         with pytest.raises(WorkerLostError, match="board"):
             await sending
@@ -254,7 +242,9 @@ def test_a_worker_that_takes_nothing_does_not_hold_up_the_heartbeats_of_others(a
         other, _ = await table.join("other")
         await table.members.wait_for(2, 1.0)
         stuck._transport.pause_reading()
-        flood = asyncio.ensure_future(table.members.by_id[stuck_id].send_frame(tensor_frame("", stuck_id, 64 * MIB)))
+        flood = asyncio.ensure_future(
+            table.members.by_id[stuck_id].send_frame(table.tensor_frame("", stuck_id, 64 * MIB))
+        )
         beat = asyncio.ensure_future(table.members.beat())
         for _ in range(3):
             assert isinstance(unpack((await other.receive()).header.body), Heartbeat)

@@ -1,7 +1,5 @@
 """What the coordinator passes on between workers without a direct link, and how everybody hears the end."""
 
-import asyncio
-
 import pytest
 
 from coterie.cluster.messages import (
@@ -13,20 +11,7 @@ from coterie.cluster.messages import (
 )
 from coterie.errors import WorkerLostError
 from coterie.ids import WorkerId
-from coterie.transport.frame import Frame, FrameHeader, TensorSpec
 from coterie.units import MIB
-
-SILENCE_S = 30.0
-
-
-async def until(condition):
-    while not condition():
-        await asyncio.sleep(0.005)
-
-
-def tensor_frame(source, target, size=16, kind=HIDDEN):
-    specs = (TensorSpec(name="x", dtype="uint8", shape=(size,), nbytes=size),)
-    return Frame(FrameHeader(kind=kind, source=source, target=target, step=7, tensors=specs), (bytes(size),))
 
 
 def test_tensors_between_workers_without_a_direct_link_are_passed_on(at_table):
@@ -34,7 +19,7 @@ def test_tensors_between_workers_without_a_direct_link_are_passed_on(at_table):
         left, left_id = await table.join("left")
         right, right_id = await table.join("right")
         await table.members.wait_for(2, 1.0)
-        await left.send(tensor_frame(left_id, right_id))
+        await left.send(table.tensor_frame(left_id, right_id))
         frame = await right.receive()
         assert (frame.header.kind, frame.header.step, frame.header.source) == (HIDDEN, 7, left_id)
         assert bytes(frame.buffers[0]) == bytes(16)
@@ -45,9 +30,9 @@ def test_tensors_between_workers_without_a_direct_link_are_passed_on(at_table):
 @pytest.mark.parametrize(
     "frame",
     [
-        tensor_frame("right", "right"),
-        tensor_frame("left", "nobody"),
-        control(Stop(), source=WorkerId("left"), target=WorkerId("right")),
+        lambda table: table.tensor_frame("right", "right"),
+        lambda table: table.tensor_frame("left", "nobody"),
+        lambda _table: control(Stop(), source=WorkerId("left"), target=WorkerId("right")),
     ],
     ids=["forged source", "unknown target", "the coordinator's words"],
 )
@@ -56,7 +41,7 @@ def test_what_no_correct_worker_sends_is_not_passed_on(at_table, frame):
         left, _ = await table.join("left")
         right, _ = await table.join("right")
         await table.members.wait_for(2, 1.0)
-        await left.send(frame)
+        await left.send(frame(table))
         with pytest.raises(WorkerLostError, match="left is gone"):
             await table.members.next_event()
         assert not right._inbox
@@ -70,8 +55,8 @@ def test_a_worker_that_can_no_longer_be_reached_is_named_not_the_one_that_sent_t
         right, right_id = await table.join("right")
         await table.members.wait_for(2, 1.0)
         right._transport.pause_reading()
-        await left.send(tensor_frame(left_id, right_id, 32 * MIB))
-        await until(lambda: table.members.by_id[left_id].is_relaying)
+        await left.send(table.tensor_frame(left_id, right_id, 32 * MIB))
+        await table.until(lambda: table.members.by_id[left_id].is_relaying)
         right.abort()
         with pytest.raises(WorkerLostError, match="right"):
             await table.members.next_event()
@@ -89,7 +74,7 @@ def test_everybody_hears_the_end_at_once_and_nobody_is_lost_by_it(at_table):
             assert isinstance(message, Stop)
             assert message.reason == "finished"
             await link.close()
-        await until(lambda: not table.server._links)
+        await table.until(lambda: not table.server._links)
         assert table.members._events.empty()
 
     at_table(test)
