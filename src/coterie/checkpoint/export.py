@@ -2,6 +2,7 @@
 
 import itertools
 import re
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +21,9 @@ from coterie.errors import ModelError, StorageError, UsageError
 from coterie.models.skeleton import config_of
 from coterie.models.source import ModelSource
 from coterie.models.whole import quiet_transformers
+
+_GENERATION = "generation_config.json"
+"""How a causal model writes text, if its folder says so."""
 
 
 class SavesItself(Protocol):
@@ -116,7 +120,15 @@ def _saver(checkpoint: Checkpoint, source: ModelSource, options: ExportOptions) 
     """What writes the whole model, put together already: its errors are no errors of the disk."""
     model = assemble_full(checkpoint, source, options.dtype)
     limit = {} if options.max_shard_bytes is None else {"max_shard_size": options.max_shard_bytes}
-    return lambda partial: model.save_pretrained(partial, **limit)
+
+    def save(partial: Path) -> None:
+        model.save_pretrained(partial, **limit)
+        settings = source.folder / _GENERATION
+        if source.gguf_file is None and settings.is_file():
+            # Made of the model's config alone it would lack, for one, the second token that ends a chat model's turn.
+            shutil.copyfile(settings, partial / _GENERATION)
+
+    return save
 
 
 def _adapter_saver(
