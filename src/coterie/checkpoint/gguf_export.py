@@ -39,6 +39,8 @@ _MUST_SURVIVE = (
     "intermediate_size",
     "vocab_size",
     "tie_word_embeddings",
+    "attention_bias",
+    "mlp_bias",
 )
 """Settings that a reader of the file must find as they were."""
 
@@ -215,7 +217,7 @@ def _read_back(path: Path, config: "PretrainedConfig", tokenizer: "PreTrainedTok
         UnsupportedModelError: A setting or the way of splitting text has no place in the file.
     """
     found = config_from_gguf(read_gguf(path), path.name)
-    lost = [key for key in _MUST_SURVIVE if getattr(found, key, None) != getattr(config, key, None)]
+    lost = [key for key in _MUST_SURVIVE if (getattr(found, key, 0) or 0) != (getattr(config, key, 0) or 0)]
     if "head_dim" in lost and head_width(found) == head_width(config):
         lost.remove("head_dim")
     if lost:

@@ -103,6 +103,9 @@ def _left_out(file: GgufFile, model_type: str) -> dict[str, Any]:
     extra: dict[str, Any] = {}
     if model_type in {"qwen3", "qwen2_moe"} and f"{file.architecture}.attention.key_length" in file.metadata:
         extra["head_dim"] = file.metadata[f"{file.architecture}.attention.key_length"]
+    if model_type in {"llama", "qwen3"}:
+        extra["attention_bias"] = "blk.0.attn_q.bias" in file.tensors or None
+        extra["mlp_bias"] = "blk.0.ffn_up.bias" in file.tensors or None
     if model_type == "gpt2":
         extra["n_positions"] = file.metadata.get("gpt2.context_length")
         extra["n_inner"] = file.metadata.get("gpt2.feed_forward_length")

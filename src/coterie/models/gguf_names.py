@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from coterie.errors import ModelError
+from coterie.errors import ModelError, UnsupportedModelError
 from coterie.models.checkpoint_names import CheckpointNames, ReadTensor
 from coterie.models.gguf_file import GgufFile
 
@@ -71,14 +71,10 @@ class _OldNames:
     """The conversion of `transformers.modeling_gguf_pytorch_utils`, tensor by tensor instead of the whole file."""
 
     def __init__(self, model: "PreTrainedModel", file: GgufFile) -> None:
-        from transformers.modeling_gguf_pytorch_utils import (  # noqa: PLC0415 - heavy
-            TENSOR_PROCESSORS,
-            TensorProcessor,
-            get_gguf_hf_weights_map,
-        )
+        from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor  # noqa: PLC0415 - heavy
 
         self._processor: Any = TENSOR_PROCESSORS.get(file.architecture, TensorProcessor)(model.config.to_dict())
-        self._mapping: dict[str, str] = get_gguf_hf_weights_map(model, self._processor)
+        self._mapping = model_names(model, file.architecture, self._processor)
         self._parts: dict[str, list[str]] = {}
         for tensor in file.tensors:
             # Experts are mapped without the ending.
@@ -108,3 +104,36 @@ class _OldNames:
             if made.name is not None:
                 stored[name] = torch.from_numpy(np.ascontiguousarray(made.weights))
         return stored[name]
+
+
+def model_names(model: "PreTrainedModel", architecture: str, processor: Any) -> dict[str, str]:
+    """llama.cpp's names and the model's, as transformers' `get_gguf_hf_weights_map` pairs them.
+
+    That builds the table of names anew for each of a model's hundreds of modules, which takes ten seconds.
+
+    Raises:
+        UnsupportedModelError: `gguf` does not know the architecture.
+    """
+    from gguf import MODEL_ARCH_NAMES, get_tensor_name_map  # noqa: PLC0415 - only for GGUF files
+
+    known = {name: arch for arch, name in MODEL_ARCH_NAMES.items()}
+    if architecture not in known:
+        raise UnsupportedModelError(f"`gguf` does not know the family {architecture!r}", hint="update `gguf`")
+    table = get_tensor_name_map(known[architecture], model.config.num_hidden_layers)
+    names = list(model.state_dict())
+    paired: dict[str, str] = {}
+    for path, _ in model.named_modules():
+        # A file may name a module's tensors as if it were the whole model: the outermost reading that fits counts.
+        outer = f"{path}." if path else ""
+        of_module: dict[str, str] = {}
+        for name in (processor.preprocess_name(name[len(outer) :]) for name in names if name.startswith(outer)):
+            stem, dot, leaf = name.rpartition(".")
+            if leaf not in {"weight", "bias"}:
+                stem, dot, leaf = name, "", ""
+            stored = table.get_name(stem)
+            if stored is None:
+                processor.perform_fallback_tensor_mapping(of_module, dot + leaf, outer, name)
+            else:
+                of_module[f"{stored}{dot}{leaf}"] = outer + name
+        paired = of_module | paired
+    return paired

@@ -85,7 +85,8 @@ def test_a_float32_file_has_the_logits_of_the_exported_folder(tmp_path, tokenize
     folder = export_model(source, checkpoint, tokenizer, tmp_path / "folder")
     expected = logits(AutoModelForCausalLM.from_pretrained(folder))
     again = open_model(path)
-    theirs = read_by_transformers(path, again.config if name in {"qwen3", "llama 3.1"} else None)
+    alone = name in {"llama", "mistral", "qwen2"}  # of the others transformers' own config loses something
+    theirs = read_by_transformers(path, None if alone else again.config)
     assert torch.equal(logits(theirs), expected)
     assert load_tokenizer(path).hf(TEXT)["input_ids"] == tokenizer(TEXT)["input_ids"]
     assert load_tokenizer(path).hf.chat_template == tokenizer.chat_template

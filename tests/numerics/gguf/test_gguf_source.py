@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
+from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor, get_gguf_hf_weights_map
 
 from coterie.models import (
     FolderWeights,
@@ -17,7 +18,9 @@ from coterie.models import (
     make_model_spec,
     open_model,
 )
-from coterie.models.gguf_file import GgufFile
+from coterie.models.gguf_file import GgufFile, read_gguf
+from coterie.models.gguf_names import model_names
+from coterie.models.skeleton import empty_model
 
 TEXT = "AutoModelForCausalLM"
 FAMILIES = ("llama", "llama-tied", "qwen2", "qwen3", "gemma2", "phi3", "gpt2", "qwen3moe")
@@ -51,6 +54,15 @@ def test_every_tensor_is_the_one_that_transformers_loads(make_gguf, family):
     found = weights.get(describe(spec).unit_of)
     for name, tensor in found.items():
         assert torch.equal(tensor, expected[name]), name
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_names_are_paired_as_transformers_pairs_them(make_gguf, family):
+    file = read_gguf(make_gguf(family))
+    _, spec, _ = opened(file.path)
+    model = empty_model(spec)
+    processor = TENSOR_PROCESSORS.get(file.architecture, TensorProcessor)(model.config.to_dict())
+    assert model_names(model, file.architecture, processor) == get_gguf_hf_weights_map(model, processor)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
