@@ -10,18 +10,10 @@ from peft import PeftModel
 from transformers import AutoConfig, AutoModelForTokenClassification, AutoTokenizer
 
 from coterie import api
-from coterie.coordinator.job import prepare_job
-from coterie.coordinator.one_device import largest_difference, run_on_one_device
+from coterie.coordinator.one_device import largest_difference
 from coterie.errors import CheckpointError
-from coterie.ids import RunId
 from coterie.metrics.records import EvaluationRecord
 from coterie.worker.settings import WorkerSettings
-
-
-def alone(recipe, steps):
-    """The same steps on one device, in plain PyTorch."""
-    job = prepare_job(recipe, RunId("alone"), lambda _text: None)
-    return run_on_one_device(job, recipe.train.micro_batches, steps).losses
 
 
 def quality(watcher):
@@ -32,22 +24,15 @@ def quality(watcher):
     }
 
 
-def run(recipe, watcher):
-    try:
-        return api.train(recipe, watcher)
-    finally:
-        watcher.wait()
-
-
 @pytest.fixture(scope="module")
-def three(tmp_path_factory, make_recipe, cluster):
+def three(tmp_path_factory, make_recipe, cluster, run):
     """One run over three workers; several tests look at it."""
     recipe = make_recipe(tmp_path_factory.mktemp("three") / "run", epochs=6)
     watcher = cluster()
     return recipe, watcher, run(recipe, watcher)
 
 
-def test_three_workers_give_the_losses_of_one_device_with_dropout_on(three):
+def test_three_workers_give_the_losses_of_one_device_with_dropout_on(three, alone):
     recipe, watcher, result = three
     assert len(result.plan.stages) == 3
     assert len(result.losses) == 54
@@ -56,7 +41,7 @@ def test_three_workers_give_the_losses_of_one_device_with_dropout_on(three):
     assert watcher.failures == {}
 
 
-def test_one_worker_measures_the_same_quality_as_three(three, tmp_path, make_recipe, cluster):
+def test_one_worker_measures_the_same_quality_as_three(three, tmp_path, make_recipe, cluster, run):
     _, watcher, _ = three
     single = cluster(WorkerSettings(name="only"))
     result = run(make_recipe(tmp_path / "run", epochs=6, workers=1), single)
@@ -112,7 +97,7 @@ def test_a_finished_run_is_not_trained_again(three, cluster):
 
 # PEFT asks a transformers model for an attribute that transformers is about to rename.
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
-def test_lora_trains_adapters_that_plain_peft_loads(tmp_path, make_recipe, cluster, model):
+def test_lora_trains_adapters_that_plain_peft_loads(tmp_path, make_recipe, cluster, model, run, alone):
     recipe = make_recipe(tmp_path / "run", method="lora", lora_dropout=0.1)
     watcher = cluster()
     result = run(recipe, watcher)
@@ -123,7 +108,7 @@ def test_lora_trains_adapters_that_plain_peft_loads(tmp_path, make_recipe, clust
     assert any("lora_B" in name and parameter.abs().sum() > 0 for name, parameter in loaded.named_parameters())
 
 
-def test_a_frozen_embedding_stays_as_it_was(tmp_path, make_recipe, cluster, model):
+def test_a_frozen_embedding_stays_as_it_was(tmp_path, make_recipe, cluster, model, run, alone):
     recipe = make_recipe(tmp_path / "run", freeze=("embeddings",), max_steps=4)
     watcher = cluster()
     result = run(recipe, watcher)
@@ -139,7 +124,7 @@ def test_a_frozen_embedding_stays_as_it_was(tmp_path, make_recipe, cluster, mode
 
 
 @pytest.mark.parametrize("schedule", ["stash", "2bw"])
-def test_schedules_that_never_flush_run_to_the_end(schedule, tmp_path, make_recipe, cluster):
+def test_schedules_that_never_flush_run_to_the_end(schedule, tmp_path, make_recipe, cluster, run):
     watcher = cluster()
     result = run(make_recipe(tmp_path / "run", schedule=schedule, epochs=2, micro_batches=4), watcher)
     assert len(result.losses) == 18

@@ -3,14 +3,10 @@
 import signal
 import socket
 
-import msgspec
 import pytest
 
 from coterie import api
-from coterie.checkpoint.names import checkpoint_folder
-from coterie.checkpoint.store import CheckpointStore
-from coterie.coordinator.job import prepare_job
-from coterie.coordinator.one_device import largest_difference, run_on_one_device
+from coterie.coordinator.one_device import largest_difference
 from coterie.errors import (
     CheckpointError,
     InterruptedRunError,
@@ -18,33 +14,12 @@ from coterie.errors import (
     StorageError,
     UsageError,
 )
-from coterie.ids import RunId
 from coterie.metrics.records import StepRecord
 from coterie.worker.settings import WorkerSettings
 
 
-def run(recipe, watcher):
-    try:
-        return api.train(recipe, watcher)
-    finally:
-        watcher.wait()
-
-
-def checkpoints(recipe):
-    return CheckpointStore(checkpoint_folder(recipe.run.output)).steps()
-
-
-def changed(recipe, section, **values):
-    part = msgspec.structs.replace(getattr(recipe, section), **values)
-    return msgspec.structs.replace(recipe, **{section: part})
-
-
-def alone(recipe, steps):
-    return run_on_one_device(prepare_job(recipe, RunId("alone"), lambda _text: None), 2, steps).losses
-
-
 @pytest.fixture(scope="module")
-def stopped(tmp_path_factory, make_recipe, cluster):
+def stopped(tmp_path_factory, make_recipe, cluster, run, checkpoints):
     """A run that ended at its third checkpoint, as a kill would have left it."""
     recipe = make_recipe(tmp_path_factory.mktemp("stopped") / "run", workers=1, epochs=1, checkpoint_every=3)
     watcher = cluster(WorkerSettings(name="only"))
@@ -67,7 +42,7 @@ def test_a_new_run_does_not_fall_into_an_old_ones_folder(stopped, cluster):
     assert "--output" in caught.value.hint
 
 
-def test_resuming_with_other_settings_names_all_of_them(stopped, cluster):
+def test_resuming_with_other_settings_names_all_of_them(stopped, cluster, changed):
     other = changed(changed(stopped, "train", learning_rate=1e-4, seed=5, schedule="gpipe"), "run", resume=True)
     with pytest.raises(CheckpointError) as caught:
         api.train(other, cluster())
@@ -98,7 +73,7 @@ def test_a_folder_with_somebody_elses_model_is_refused_before_anything_is_traine
     assert not watcher.threads
 
 
-def test_a_resumed_run_ends_as_the_undisturbed_one(stopped, cluster):
+def test_a_resumed_run_ends_as_the_undisturbed_one(stopped, cluster, run, changed, alone):
     watcher = cluster(WorkerSettings(name="only"))
     result = run(changed(stopped, "run", resume=True), watcher)
     assert len(result.losses) == 3
@@ -118,7 +93,9 @@ def test_a_port_that_is_taken_is_refused_before_workers_are_started(tmp_path, ma
     assert not watcher.threads
 
 
-def test_a_run_stopped_in_its_last_step_is_finished_by_a_resume(tmp_path, make_recipe, cluster):
+def test_a_run_stopped_in_its_last_step_is_finished_by_a_resume(
+    tmp_path, make_recipe, cluster, run, checkpoints, changed
+):
     recipe = make_recipe(tmp_path / "run", workers=1)
     watcher = cluster(WorkerSettings(name="only"))
 
@@ -138,7 +115,9 @@ def test_a_run_stopped_in_its_last_step_is_finished_by_a_resume(tmp_path, make_r
     assert (result.model_folder / "model.safetensors").is_file()
 
 
-def test_a_stop_before_the_first_step_leaves_no_checkpoint_and_says_nothing_of_one(tmp_path, make_recipe, cluster):
+def test_a_stop_before_the_first_step_leaves_no_checkpoint_and_says_nothing_of_one(
+    tmp_path, make_recipe, cluster, run, checkpoints
+):
     recipe = make_recipe(tmp_path / "run", workers=1)
     watcher = cluster(WorkerSettings(name="only"))
     planned = watcher.planned

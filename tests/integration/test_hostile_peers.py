@@ -9,44 +9,18 @@ import threading
 
 import msgspec
 
-from coterie import api
-from coterie.checkpoint.names import checkpoint_folder
-from coterie.checkpoint.store import CheckpointStore
 from coterie.cluster.messages import CONTROL, Hello, Refused, control, unpack
 from coterie.cluster.wire_version import WIRE_VERSION
-from coterie.coordinator.job import prepare_job
-from coterie.coordinator.one_device import run_on_one_device
 from coterie.errors import (
     JoinRefusedError,
 )
-from coterie.ids import RunId
 from coterie.metrics.records import StepRecord
 from coterie.transport.connect import connect
 from coterie.transport.frame import Frame, FrameHeader
 from coterie.transport.join_link import JoinLink
 
 
-def run(recipe, watcher):
-    try:
-        return api.train(recipe, watcher)
-    finally:
-        watcher.wait()
-
-
-def checkpoints(recipe):
-    return CheckpointStore(checkpoint_folder(recipe.run.output)).steps()
-
-
-def changed(recipe, section, **values):
-    part = msgspec.structs.replace(getattr(recipe, section), **values)
-    return msgspec.structs.replace(recipe, **{section: part})
-
-
-def alone(recipe, steps):
-    return run_on_one_device(prepare_job(recipe, RunId("alone"), lambda _text: None), 2, steps).losses
-
-
-def test_hostile_and_lost_peers_are_refused_while_a_run_waits_and_while_it_trains(tmp_path, make_recipe, cluster):
+def test_hostile_and_lost_peers_are_refused_while_a_run_waits_and_while_it_trains(tmp_path, make_recipe, cluster, run):
     watcher = cluster()
     knocked = threading.Event()
     outcomes: list[str] = []

@@ -3,50 +3,23 @@
 import logging
 import secrets
 
-import msgspec
 import pytest
 import torch
 
-from coterie import api
-from coterie.checkpoint.names import checkpoint_folder
-from coterie.checkpoint.store import CheckpointStore
-from coterie.coordinator.job import prepare_job
-from coterie.coordinator.one_device import largest_difference, run_on_one_device
+from coterie.coordinator.one_device import largest_difference
 from coterie.errors import (
     DoesNotFitError,
     NonFiniteLossError,
     OutOfMemoryError,
 )
-from coterie.ids import RunId
 from coterie.metrics.records import FaultRecord, StepRecord
 from coterie.units import MIB
 from coterie.worker.settings import WorkerSettings
 
-
-def run(recipe, watcher):
-    try:
-        return api.train(recipe, watcher)
-    finally:
-        watcher.wait()
-
-
-def checkpoints(recipe):
-    return CheckpointStore(checkpoint_folder(recipe.run.output)).steps()
-
-
-def changed(recipe, section, **values):
-    part = msgspec.structs.replace(getattr(recipe, section), **values)
-    return msgspec.structs.replace(recipe, **{section: part})
-
-
-def alone(recipe, steps):
-    return run_on_one_device(prepare_job(recipe, RunId("alone"), lambda _text: None), 2, steps).losses
-
-
 # ---- devices and memory
 
 
-def test_when_nothing_fits_every_device_is_named_with_what_it_lacks(tmp_path, make_recipe, cluster):
+def test_when_nothing_fits_every_device_is_named_with_what_it_lacks(tmp_path, make_recipe, cluster, run, checkpoints):
     recipe = make_recipe(tmp_path / "run", workers=2, min_workers=1)
     watcher = cluster(
         WorkerSettings(name="watch", memory_bytes=20 * MIB), WorkerSettings(name="toaster", memory_bytes=30 * MIB)
@@ -61,7 +34,7 @@ def test_when_nothing_fits_every_device_is_named_with_what_it_lacks(tmp_path, ma
     assert watcher.failures == {}, "workers end in order: it is not their fault"
 
 
-def test_a_device_too_small_for_anything_is_left_out_by_name(tmp_path, make_recipe, cluster):
+def test_a_device_too_small_for_anything_is_left_out_by_name(tmp_path, make_recipe, cluster, run):
     recipe = make_recipe(tmp_path / "run", workers=2, min_workers=1, max_steps=1)
     watcher = cluster(WorkerSettings(name="desktop"), WorkerSettings(name="watch", memory_bytes=20 * MIB))
     result = run(recipe, watcher)
@@ -71,7 +44,7 @@ def test_a_device_too_small_for_anything_is_left_out_by_name(tmp_path, make_reci
 
 
 def test_memory_that_runs_out_in_mid_run_names_the_device_and_keeps_the_checkpoint(
-    tmp_path, make_recipe, cluster, monkeypatch
+    tmp_path, make_recipe, cluster, monkeypatch, run, checkpoints
 ):
     backward = torch.autograd.backward
     watcher = cluster()
@@ -91,7 +64,9 @@ def test_memory_that_runs_out_in_mid_run_names_the_device_and_keeps_the_checkpoi
     assert len(watcher.failures) == 1
 
 
-def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_checkpoint(tmp_path, make_recipe, cluster):
+def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_checkpoint(
+    tmp_path, make_recipe, cluster, run, checkpoints
+):
     watcher = cluster()
     recipe = make_recipe(tmp_path / "run", epochs=3, checkpoint_every=1, learning_rate=1e25, max_grad_norm=0)
     with pytest.raises(NonFiniteLossError, match=r"step \d+") as caught:
@@ -107,7 +82,9 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_checkpoint(t
 # ---- links
 
 
-def test_workers_without_direct_links_go_through_the_coordinator_to_the_same_losses(tmp_path, make_recipe, cluster):
+def test_workers_without_direct_links_go_through_the_coordinator_to_the_same_losses(
+    tmp_path, make_recipe, cluster, run, alone
+):
     recipe = make_recipe(tmp_path / "run", max_steps=5)
     settings = [WorkerSettings(name=f"device-{letter}", direct_links=False) for letter in "abc"]
     watcher = cluster(*settings)
@@ -120,7 +97,7 @@ def test_workers_without_direct_links_go_through_the_coordinator_to_the_same_los
 # ---- secrets
 
 
-def test_no_file_and_no_log_line_holds_a_token(tmp_path, make_recipe, cluster, monkeypatch, caplog):
+def test_no_file_and_no_log_line_holds_a_token(tmp_path, make_recipe, cluster, monkeypatch, caplog, run):
     tokens = []
     make = secrets.token_urlsafe
 
