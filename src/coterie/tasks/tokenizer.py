@@ -1,6 +1,7 @@
 """A model's tokenizer, loaded once: which token pads, how long a row may be, how words become tokens."""
 
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -56,7 +57,6 @@ class LoadedTokenizer:
         self.notes = _choose_pad_token(hf, name)
         self.pad_token_id = int(hf.pad_token_id)
         self._word_prefix = _word_prefix(hf) if hf.is_fast else ""
-        self._leading_ids: tuple[int, ...] | None = None
 
     @property
     def class_name(self) -> str:
@@ -78,22 +78,20 @@ class LoadedTokenizer:
         """The id that ends a text (eos), if the tokenizer has one."""
         return None if self.hf.eos_token_id is None else int(self.hf.eos_token_id)
 
-    @property
+    @cached_property
     def special_ids(self) -> frozenset[int]:
         """Ids that stand for no text: ends, beginnings, turns."""
         added = self.hf.added_tokens_decoder.items()
         return frozenset(self.hf.all_special_ids) | {int(index) for index, token in added if token.special}
 
-    @property
+    @cached_property
     def leading_ids(self) -> tuple[int, ...]:
         """Special tokens that the tokenizer puts before a text (Llama's bos); GPT-2's puts none."""
-        if self._leading_ids is None:
-            with_special = list(self.hf("a")["input_ids"])
-            plain = self.encode_text("a")
-            starts = range(len(with_special) - len(plain) + 1)
-            first = next((start for start in starts if with_special[start : start + len(plain)] == plain), 0)
-            self._leading_ids = tuple(with_special[:first])
-        return self._leading_ids
+        with_special = list(self.hf("a")["input_ids"])
+        plain = self.encode_text("a")
+        starts = range(len(with_special) - len(plain) + 1)
+        first = next((start for start in starts if with_special[start : start + len(plain)] == plain), 0)
+        return tuple(with_special[:first])
 
     def encode_text(self, text: str) -> list[int]:
         """The ids of a text, without special tokens around it; those written out within it are found."""
