@@ -42,7 +42,8 @@ class LabelMetric:
             scores = self._per_label()
             figures["accuracy"] = float(metrics.accuracy_score(self._gold, self._predicted))
             figures["macro_f1"] = float(metrics.f1_score(self._gold, self._predicted, average="macro", zero_division=0))
-            figures["matthews"] = float(metrics.matthews_corrcoef(self._gold, self._predicted))
+            if len({*self._gold, *self._predicted}) > 1:
+                figures["matthews"] = float(metrics.matthews_corrcoef(self._gold, self._predicted))
             if len(self._labels) == 2 and self._labels[1] in scores:
                 figures["binary_f1"] = scores[self._labels[1]][2]
             figures |= {f"f1/{label}": f1 for label, (_, _, f1, _) in scores.items()}

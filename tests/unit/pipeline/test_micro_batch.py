@@ -24,3 +24,10 @@ def test_three_rows_make_three_micro_batches_and_an_empty_one() -> None:
     assert [part.samples_seen for part in parts] == [20, 21, 22, 23]
     assert [part.step for part in parts] == [7] * 4
     assert parts[2].inputs["input_ids"].tolist() == [[4, 5]]
+
+
+def test_of_real_labels_those_that_are_no_number_carry_no_loss() -> None:
+    labels = torch.tensor([0.5, float("nan"), -100.0, 2.0])
+    parts = split_batch({"input_ids": torch.zeros(4, 2)}, labels, micro_batches=2, step=0, samples_seen=0)
+    assert [part.micro_batch_loss_tokens for part in parts] == [1, 2]
+    assert {part.step_loss_tokens for part in parts} == {3}

@@ -45,6 +45,15 @@ def test_no_rows_give_empty_arrays_and_a_row_without_tokens_one_masked_column():
     assert arrays["labels"].tolist() == [[-100]]
 
 
+def test_one_real_score_for_a_row_stays_real():
+    rows = [
+        EncodedExample(input_ids=np.array([1]), labels=np.array(score, dtype=np.float32)) for score in (0.5, np.nan)
+    ]
+    labels = collate(rows, pad_token_id=0)["labels"]
+    assert labels.dtype == np.float32
+    np.testing.assert_array_equal(labels, np.array([0.5, np.nan], dtype=np.float32))
+
+
 def test_one_label_for_a_row_makes_one_column():
     rows = [EncodedExample(input_ids=np.array([1, 2]), labels=np.array(label)) for label in (3, 0)]
     assert collate(rows, pad_token_id=0)["labels"].tolist() == [3, 0]
