@@ -33,7 +33,7 @@ def add_parser(verbs: "argparse._SubParsersAction[Parser]") -> Parser:
         "--output",
         type=Path,
         metavar="FILE",
-        help="write the answers there, in the format that its name says: .jsonl, .csv, and for tags .conll; "
+        help="write the answers there, in the format that its name says: .jsonl, .csv, .txt, or for tags .conll; "
         "default: the standard output, in the task's usual format",
     )
     add_forward_flags(parser)

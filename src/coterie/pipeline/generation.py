@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from coterie.clock import Clock, SystemClock
+from coterie.errors import ProtocolError
 from coterie.jobs.generation_spec import GenerationSpec
 from coterie.models.generation import GenerationStage, RowGroup
 from coterie.pipeline.compute import computing
@@ -87,6 +88,8 @@ class GenerationExecutor:
         if item.position == 0:
             kept = self._stage.begin(item.ids, item.mask, self._spec.max_new_tokens)
             self._groups[item.group] = _Group(kept, item.rows)
+        elif item.group not in self._groups or len(item.ids) != len(self._groups[item.group].rows):
+            raise ProtocolError(f"group {item.group} was to be continued, which {self._name} does not have like that")
         else:
             self._groups[item.group].kept.append(item.ids[:, 0].to(self._stage.stage.device))
         return self._groups[item.group]

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from coterie.errors import WorkerLostError
+from coterie.errors import ProtocolError, WorkerLostError
 from coterie.jobs.generation_spec import GenerationSpec
 from coterie.jobs.model_spec import ModelSpec
 from coterie.models import MappingWeights, build_stage
@@ -101,7 +101,7 @@ class Pipeline:
     def _run(self, executor):
         try:
             executor.run(FIRST)
-        except WorkerLostError as error:
+        except (WorkerLostError, ProtocolError) as error:
             self.errors.append(error)
 
     def ask(self, **fields) -> int:
@@ -161,6 +161,16 @@ def test_a_lost_neighbour_ends_a_stage_and_frees_what_it_keeps(whole):
     pipeline.end()
     assert len(pipeline.errors) == 2
     assert [executor._groups for executor in pipeline.executors] == [{}, {}]
+
+
+@pytest.mark.parametrize(("group", "rows"), [(1, 1), (0, 2)])
+def test_a_group_that_a_stage_does_not_have_cannot_be_continued(whole, group, rows):
+    pipeline = Pipeline(whole, 0, 4)
+    pipeline.tokens(pipeline.ask(group=0, position=0, rows=(0,), ids=torch.tensor([[3, 4]])))
+    pipeline.ask(group=group, position=1, ids=torch.ones(rows, 1, dtype=torch.long))
+    pipeline.end()
+    (error,) = pipeline.errors
+    assert isinstance(error, ProtocolError)
 
 
 IDS = torch.tensor([[3, 4], [5, 6]])

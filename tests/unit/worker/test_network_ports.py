@@ -15,6 +15,7 @@ from coterie.cluster.messages import (
     HIDDEN,
     TIED,
     BatchBody,
+    GenerationBody,
     MicroBatchDone,
     NormPart,
     NormTotal,
@@ -177,6 +178,26 @@ def test_a_batch_comes_with_its_labels_apart_and_its_counts(make_stage):
     assert (batch.step, batch.micro_batch, batch.rows, batch.step_loss_tokens, batch.samples_seen) == (3, 1, 1, 9, 40)
     assert set(batch.inputs) == {"input_ids"}
     assert batch.labels.tolist() == [[1, 2]]
+
+
+def test_what_is_asked_of_a_generation_comes_with_its_prompts(make_stage):
+    stage = make_stage(2)
+    body = GenerationBody(group=4, position=0, rows=(7, 9), ended=(1,))
+    parts = [encode(torch.tensor([[1, 2], [0, 3]]), "input_ids", "raw"), encode(torch.ones(2, 2), "mask", "raw")]
+    header = FrameHeader(kind=BATCH, body=pack(body), tensors=tuple(spec for spec, _ in parts))
+    stage.mailbox.put((BATCH, 3, 0), Frame(header, tuple(buffer for _, buffer in parts)))
+    item = stage.ports.take_item(3)
+    assert (item.group, item.position, item.rows, item.ended, item.is_last) == (4, 0, (7, 9), (1,), False)
+    assert item.ids.tolist() == [[1, 2], [0, 3]]
+    assert item.mask.shape == (2, 2)
+
+
+@pytest.mark.parametrize("body", [GenerationBody(group=0, position=0, rows=(1,)), NormTotal(step=0, total=1.0)])
+def test_a_generation_without_what_belongs_to_it_is_a_protocol_error(make_stage, body):
+    stage = make_stage(1)
+    stage.mailbox.put((BATCH, 0, 0), Frame(FrameHeader(kind=BATCH, body=pack(body))))
+    with pytest.raises(ProtocolError, match="step 0 of a generation"):
+        stage.ports.take_item(0)
 
 
 def test_malformed_data_is_a_protocol_error(make_stage):
