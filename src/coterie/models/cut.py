@@ -12,7 +12,16 @@ from coterie.errors import ModelError
 from coterie.models.adapters import clean_name
 from coterie.models.anatomy import Anatomy
 from coterie.models.keys import RandomKey, seed_for, seed_generators
-from coterie.models.stubs import Act, BlockStub, ReachedExit, hidden_result, leave, pass_through, with_hidden
+from coterie.models.stubs import (
+    Act,
+    BlockStub,
+    ReachedExit,
+    hidden_argument,
+    hidden_result,
+    leave,
+    pass_through,
+    with_hidden,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -133,6 +142,7 @@ class BlockPatch:
         self._enters = unit == stage.first_unit
         self._output_unit = stage.unit_count - 1
         self._ends = unit == self._output_unit - 1
+        self._is_trained = any(parameter.requires_grad for parameter in block.parameters())
 
     def __call__(self, *args: object, **kwargs: object) -> object:
         """Runs the block; its first argument is replaced where the stage begins with it."""
@@ -147,10 +157,9 @@ class BlockPatch:
         if self._enters:
             assert call.hidden is not None
             args, kwargs = with_hidden(call.hidden, args, kwargs)
-        if call.recompute and torch.is_grad_enabled():
-            output = _recomputed(seeded, args, kwargs)
-        else:
-            output = seeded(*args, **kwargs)
+        # Below everything that is trained there is no backward, and so nothing to recompute.
+        has_backward = torch.is_grad_enabled() and (self._is_trained or hidden_argument(args, kwargs).requires_grad)
+        output = _recomputed(seeded, args, kwargs) if call.recompute and has_backward else seeded(*args, **kwargs)
         if self._ends and not self._stage.is_last:
             raise ReachedExit(hidden_result(output))
         if self._ends:

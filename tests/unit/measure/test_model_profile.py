@@ -98,7 +98,8 @@ def test_below_what_is_trained_there_is_no_backward_and_the_lowest_block_has_les
 def test_a_frozen_block_above_what_is_trained_passes_gradients_on_without_making_any(bert: Make) -> None:
     names = tuple(name for name, unit in describe(bert()).unit_of.items() if unit == 3)
     frozen, trained = (profile(spec).layers[3] for spec in (bert(frozen=names), bert()))
-    assert frozen.backward_flops_per_row == pytest.approx(trained.backward_flops_per_row / 2, rel=0.1)
+    weights = 4 * 32 * 32 + 2 * 32 * 64
+    assert frozen.backward_flops_per_row == trained.backward_flops_per_row - 16 * 2 * weights
     assert frozen.kind != trained.kind
 
 
@@ -145,6 +146,13 @@ def test_tied_embeddings_count_on_both_ends(llama: Make) -> None:
 def test_logits_dominate_the_output_layer_of_a_language_model(llama: Make) -> None:
     output = profile(llama(vocab_size=4000)).layers[-1]
     assert output.saved.at(3) >= 3 * 16 * 4000 * 4
+
+
+def test_the_loss_over_a_large_vocabulary_makes_one_more_array_of_the_logits_size_and_keeps_none(llama: Make) -> None:
+    output = profile(llama(vocab_size=50_000), tokens=64).layers[-1]
+    logits = 8 * 64 * 50_000 * 4
+    assert output.saved.at(8) < 1.02 * logits
+    assert logits < output.transient.at(8) < 1.5 * logits
 
 
 def test_attention_without_dropout_is_counted_with_the_kernel_that_saves_no_attention_matrix(llama: Make) -> None:

@@ -47,6 +47,8 @@ def save_adapter(save_model: Callable[..., Path], tmp_path: Path) -> Callable[..
         ("bert", ["query", "value"], {}),
         ("bert", ["query", "dense"], {"use_rslora": True}),
         ("gpt2", ["c_attn"], {"fan_in_fan_out": True}),
+        ("bert", ["query", "dense"], {"use_dora": True}),
+        ("gpt2", ["c_attn"], {"fan_in_fan_out": True, "use_dora": True, "use_rslora": True}),
     ],
 )
 def test_adapters_are_merged_as_peft_does(
@@ -79,7 +81,7 @@ def test_a_base_model_has_no_trained_classifier(bert_base: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        ({"use_dora": True}, UnsupportedModelError, "use_dora"),
+        ({"use_dora": True}, ModelError, "DoRA's by its config or by its weights, and not by both"),
         ({"peft_type": "IA3"}, UnsupportedModelError, "peft_type = IA3"),
         ({"bias": "all"}, UnsupportedModelError, "bias = all"),
         ({"alpha_pattern": {"query": 3}}, UnsupportedModelError, "alpha_pattern"),
