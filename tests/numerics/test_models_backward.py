@@ -44,6 +44,21 @@ KINDS: dict[str, tuple[str, str, dict[str, Any]]] = {
         {"n_embd": 32, "n_layer": 3, "n_head": 4, "vocab_size": 61, "bos_token_id": 1, "eos_token_id": 2},
     ),
     "mixtral": (TEXT, "mixtral", {**SHAPE, "num_key_value_heads": 2, "attention_dropout": 0.2, "num_local_experts": 3}),
+    # Word embeddings narrower than the model, norms after the layers; queries, keys and values in one matrix.
+    "opt-350m shape": (
+        TEXT,
+        "opt",
+        {
+            **{key: value for key, value in SHAPE.items() if key != "intermediate_size"},
+            "ffn_dim": 48,
+            "word_embed_proj_dim": 16,
+            "do_layer_norm_before": False,
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+        },
+    ),
+    "phi3": (TEXT, "phi3", {**SHAPE, "num_key_value_heads": 2, "resid_pdrop": 0.2, "sliding_window": 4}),
+    "gpt_neox": (TEXT, "gpt_neox", {**SHAPE, "hidden_dropout": 0.2, "attention_dropout": 0.2}),
 }
 CUTS = (0, 2, 3, 5)
 SEED = 4
