@@ -237,6 +237,10 @@ class TestContradictions:
         ("options", "expected"),
         [
             ({"lora_rank": 4}, "has no effect with method"),
+            ({"packing": True}, 'is for task = "causal-lm"'),
+            ({"task": "summarization", "packing": True}, 'is for task = "causal-lm"'),
+            ({"prompt": "{text}"}, "is for causal-lm and summarization"),
+            ({"task": "causal-lm", "prompt": "Say:"}, "has no place for the text"),
             ({"method": "lora", "freeze": ["embeddings"]}, "has no effect with method"),
             ({"momentum": 0.9}, 'is for optimizer = "sgd"'),
             ({"micro_batches": 8, "batch_rows": 4}, "more than the 4 rows"),

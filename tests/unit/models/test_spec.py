@@ -1,13 +1,16 @@
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from coterie.errors import RecipeError
+from coterie.errors import RecipeError, UnsupportedModelError
 from coterie.jobs.model_spec import LoraSpec, ModelSpec
 from coterie.models import config_of, describe, make_model_spec, open_model
 
 TAGS = "AutoModelForTokenClassification"
+
+SaveModel = Callable[..., Path]
 
 
 def spec_of(folder: Path, auto_class: str = TAGS, **wishes: object) -> ModelSpec:
@@ -116,3 +119,23 @@ def test_frozen_patterns_and_lora_exclude_each_other(bert_base: Path) -> None:
         spec_of(bert_base, method="lora", frozen_patterns=["embedding"])
     with pytest.raises(RecipeError, match="method is full"):
         spec_of(bert_base, lora=LoraSpec())
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "reason"),
+    [
+        ("bert", {}, "read text in both directions"),
+        ("bart", {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1}, "encoder-decoder"),
+    ],
+)
+def test_what_is_no_causal_model_is_refused_as_one(
+    save_model: SaveModel, kind: str, settings: dict[str, int], reason: str
+) -> None:
+    folder = save_model(kind, "AutoModel", **settings)
+    with pytest.raises(UnsupportedModelError, match=reason):
+        spec_of(folder, "AutoModelForCausalLM")
+
+
+def test_a_bert_made_a_decoder_is_a_causal_model(save_model: SaveModel) -> None:
+    folder = save_model("bert", "AutoModelForCausalLM", is_decoder=True)
+    assert spec_of(folder, "AutoModelForCausalLM").method == "full"
