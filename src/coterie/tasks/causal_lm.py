@@ -144,7 +144,7 @@ class CausalLm(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             UsageError: Always.
         """
-        raise UsageError("a causal model answers by generating text", hint="use `coterie generate`")
+        raise UsageError("a causal model answers by generating text", hint="`coterie predict` and `coterie.generate` do that")
 
     def prompt(self, example: Example, tokenizer: "LoadedTokenizer", max_tokens: int) -> IntArray:
         """See `GenerativeTask`; a prompt that is too long loses its beginning."""

@@ -119,7 +119,7 @@ class Summarization(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             UsageError: Always.
         """
-        raise UsageError("summaries are made by generating text", hint="use `coterie generate`")
+        raise UsageError("summaries are made by generating text", hint="`coterie predict` and `coterie.generate` do that")
 
     def prompt(self, example: Example, tokenizer: "LoadedTokenizer", max_tokens: int) -> IntArray:
         """See `GenerativeTask`; a text that is too long loses its end."""
