@@ -103,6 +103,17 @@ def test_columns_that_cannot_be_guessed_are_asked_for(folder, told, typed, base_
     assert (recipe.data.text_column, recipe.data.label_column) == ("a", "b")
 
 
+def test_integer_tags_are_asked_for_their_names_or_refused(folder, told, typed, base_model):
+    (folder / "tags.jsonl").write_text('{"tokens": ["a", "b"], "ner_tags": [0, 1]}\n')
+    words = ("init", "--data", "tags.jsonl", "--model", base_model)
+    code, _, err = told(*words)
+    assert code == 2
+    assert "--label-names O,B-PER" in err
+    typed("", "", "O, B-PER", "", "")
+    assert told(*words)[0] == 0
+    assert load_recipe(folder / "recipe.toml").data.label_names == ("O", "B-PER")
+
+
 def test_answers_that_end_early_are_an_error(told, typed):
     typed("train.jsonl")
     code, _, err = told("init")

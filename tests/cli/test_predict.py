@@ -80,6 +80,21 @@ def test_an_unknown_suffix_is_refused_before_the_model_is_read(answer, tmp_path)
     assert found["error"]["hint"] == "end it in .conll or .jsonl or .csv"
 
 
+@pytest.mark.parametrize(
+    ("task", "hint"),
+    [
+        ("sequence-classification", "end it in .txt or .jsonl or .csv"),
+        ("regression", "end it in .txt or .jsonl or .csv"),
+        ("causal-lm", "end it in .jsonl"),
+        ("summarization", "end it in .jsonl"),
+    ],
+)
+def test_each_task_says_which_suffixes_it_writes(answer, tmp_path, task, hint):
+    words = ("--task", task, "--text", "a", "--output", "answers.conll")
+    code, found = answer("predict", tmp_path / "nowhere", *words)
+    assert (code, found["error"]["hint"]) == (2, hint)
+
+
 def test_data_and_text_exclude_each_other(answer, tagger):
     code, found = answer("predict", tagger, "--data", "x", "--text", "y")
     assert code == 2

@@ -169,7 +169,27 @@ def _settle_task(look: "DataLook", model: "ModelLook | None", given: dict[str, o
     if found is None:
         raise guessing.no_guess(look, task)
     check_fit(found.task, model, str(given["model.name"]))
+    if found.needs_label_names and "data.label_names" not in given:
+        given["data.label_names"] = _label_names(look, ask)
     return guessing.with_columns(found, look, columns)
+
+
+def _label_names(look: "DataLook", ask: Ask | None) -> list[str]:
+    """What integer tags mean.
+
+    Raises:
+        UsageError: Nobody can be asked.
+    """
+    if ask is None:
+        raise UsageError(
+            f"{look.source}: the tags are integers, and nothing says what they mean",
+            hint="name them in order, such as --label-names O,B-PER,I-PER,B-LOC,I-LOC",
+        )
+    names: list[str] = []
+    while not names:
+        answer = ask("names of tags 0, 1, 2 … in order, with commas between (such as O,B-PER,I-PER)", "")
+        names = [name.strip() for name in answer.split(",") if name.strip()]
+    return names
 
 
 def _missing_columns(

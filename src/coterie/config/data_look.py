@@ -38,6 +38,7 @@ class DataLook(msgspec.Struct, frozen=True, kw_only=True):
             one meaning is clear.
         others: Files with dev and test data beside a training file; empty where the source holds its splits itself.
         longest_words: Words of the longest sentence of tagged words.
+        named_columns: Columns of class numbers whose names the data set itself knows.
     """
 
     source: str
@@ -45,6 +46,7 @@ class DataLook(msgspec.Struct, frozen=True, kw_only=True):
     rows: tuple[Row, ...] = ()
     others: dict[str, str] = {}
     longest_words: int = 0
+    named_columns: tuple[str, ...] = ()
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -87,7 +89,8 @@ def look_at_data(source: str, options: ReadOptions | None = None) -> DataLook:
 
 def _rows(source: str, options: ReadOptions) -> DataLook:
     read = read_rows(source, options=options)
-    return DataLook(source=source, layout="rows", rows=tuple(row.fields for row in read.rows[:ROWS_LOOKED_AT]))
+    rows = tuple(row.fields for row in read.rows[:ROWS_LOOKED_AT])
+    return DataLook(source=source, layout="rows", rows=rows, named_columns=tuple(read.class_names))
 
 
 def _neighbors(file: Path) -> dict[str, str]:

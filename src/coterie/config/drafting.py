@@ -64,7 +64,8 @@ def check_fit(task: str, model: ModelLook | None, name: str) -> None:
 def choose_method(model: ModelLook | None, task: str) -> tuple[str, str]:
     """`full` or `lora`, and why."""
     if model is None or model.parameters is None:
-        return ("lora", "adapters: the model's size is not known") if task in GENERATING else ("full", "")
+        decoder = task in GENERATING or (model is not None and model.direction == "decoder")
+        return ("lora", "adapters: the model's size is not known") if decoder else ("full", "")
     millions = f"{model.parameters / 1e6:.0f} M parameters"
     if model.parameters <= FULL_UP_TO_PARAMETERS[model.direction]:
         return "full", f"small enough to train whole: {millions}"

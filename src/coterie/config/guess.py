@@ -49,6 +49,7 @@ class TaskGuess(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         reason: Why, for the recipe's comment and for people.
         labels: The distinct labels seen, sorted, as text; empty where labels are numbers or texts.
+        needs_label_names: Tags are integers, and nothing says what they mean.
     """
 
     task: str
@@ -57,6 +58,7 @@ class TaskGuess(msgspec.Struct, frozen=True, kw_only=True):
     pair_column: str | None = None
     label_column: str | None = None
     labels: tuple[str, ...] = ()
+    needs_label_names: bool = False
 
     @property
     def chats(self) -> bool:
@@ -138,7 +140,12 @@ def _tags(look: DataLook) -> TaskGuess | None:
         text_column=words,
         label_column=tags,
         reason=f"lists of words ({words}) and of tags ({tags})",
+        needs_label_names=tags not in look.named_columns and _holds_integers(look.values(tags)),
     )
+
+
+def _holds_integers(values: Sequence[object]) -> bool:
+    return any(isinstance(tag, int) for value in values if isinstance(value, list) for tag in value)
 
 
 def _conversation(look: DataLook) -> TaskGuess | None:

@@ -57,7 +57,7 @@ class ModelLook(msgspec.Struct, frozen=True, kw_only=True):
         context: Tokens that fit; None where the config does not say.
         parameters: Counted in the weight files' headers; None where they cannot be counted so.
         task: What it was trained for already, if its class says so.
-        chat_template: Its tokenizer can lay out a conversation.
+        chat_template: Its tokenizer can lay out a conversation (taken for granted of GGUF files, which are not opened).
     """
 
     direction: Direction
@@ -86,7 +86,7 @@ def look_at_model(name: str) -> ModelLook | None:
     if folder is None:
         return None
     if folder.is_file():
-        return ModelLook(direction="decoder", model_type="GGUF file")
+        return ModelLook(direction="decoder", model_type="GGUF file", chat_template=True)
     config = read_json_object(folder / "config.json")
     model_type = config.get("model_type")
     if not isinstance(model_type, str):

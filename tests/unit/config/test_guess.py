@@ -50,6 +50,14 @@ def test_tagged_words_and_plain_text_need_no_columns():
     assert guess_task(DataLook(source="d", layout="plain text", rows=({"text": "a"},))).task == "causal-lm"
 
 
+def test_integer_tags_need_names_unless_the_data_set_knows_them():
+    look = rows(tokens=["a"], ner_tags=[0])
+    assert guess_task(look).needs_label_names
+    known = DataLook(source="d", layout="rows", rows=look.rows, named_columns=("ner_tags",))
+    assert not guess_task(known).needs_label_names
+    assert not guess_task(rows(tokens=["a"], ner_tags=["O"])).needs_label_names
+
+
 def test_labels_are_sorted_as_numbers_where_they_are_numbers():
     look = rows(*({"text": "t", "label": value} for value in (10, 2, 0, 2)))
     assert guess_task(look).labels == ("0", "2", "10")
