@@ -5,7 +5,7 @@ some classes would put a way of splitting of their own in its place.
 """
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from coterie.errors import ModelError
 
@@ -36,14 +36,26 @@ def tokenizer_from_gguf(path: Path) -> tuple["PreTrainedTokenizerBase", tuple[st
         described["pre_tokenizer_type"] = _SAME_AS.get(
             described.get("pre_tokenizer_type"), described.get("pre_tokenizer_type")
         )
+        _check_merges(described)
         backend, _ = convert_gguf_tokenizer(architecture, described)
-    except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
+    except Exception as error:  # of a broken vocabulary `tokenizers` says no more than that
         reason = str(error).strip().partition("\n")[0]
         raise ModelError(
             f"{path}: its tokenizer cannot be loaded: {reason}", hint="use the model's Hugging Face folder"
         ) from error
     notes = _split_as_learnt(backend, described.get("tokenizer_type"), described.get("pre_tokenizer_type"))
     return PreTrainedTokenizerFast(tokenizer_object=backend, **settings), notes
+
+
+def _check_merges(described: dict[str, Any]) -> None:
+    """A merge of tokens that are not there would end the process: `tokenizers` panics."""
+    if described.get("tokenizer_type") != "gpt2":
+        return
+    tokens = set(described["tokens"])
+    for merge in described.get("merges", ()):
+        left, _, right = merge.partition(" ")
+        if not {left, right, left + right} <= tokens:
+            raise ValueError(f"its vocabulary lacks a part of the merge {merge!r}")
 
 
 def _split_as_learnt(backend: "Tokenizer", model: str | None, kind: str | None) -> tuple[str, ...]:

@@ -1,5 +1,6 @@
 """The tokenizer out of a GGUF file splits text as its merges were learnt, keeps its chat template, and saves whole."""
 
+import gguf
 import pytest
 from transformers import AutoTokenizer
 
@@ -39,11 +40,14 @@ def test_an_unknown_way_of_splitting_is_said(make_gguf):
     assert "'brand-new'" in note
 
 
-def test_a_file_without_a_tokenizer_is_refused(tmp_path):
-    import gguf  # noqa: PLC0415 - only here
-
+@pytest.mark.parametrize("broken", [False, True], ids=["absent", "merges that its tokens lack"])
+def test_a_file_without_a_usable_tokenizer_is_refused(tmp_path, broken):
     writer = gguf.GGUFWriter(tmp_path / "a.gguf", "llama")
     writer.add_block_count(1)
+    if broken:
+        writer.add_tokenizer_model("gpt2")
+        writer.add_token_list(["a", "b"])
+        writer.add_token_merges(["a b"])
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
