@@ -13,8 +13,7 @@ from coterie.models.packing import PACKABLE, check_packing
 from coterie.tasks.causal_lm import CausalLm
 from coterie.tasks.collate import collate
 from coterie.tasks.examples import EncodedExample
-from coterie.tasks.language_encoding import encode_tokens, pack_rows
-from coterie.tasks.templates import TokenRow
+from coterie.tasks.language_encoding import TokenRow, encode_tokens, pack_rows
 
 BASE = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 48, "vocab_size": 61}
 SPECIAL = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}

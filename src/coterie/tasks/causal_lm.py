@@ -13,8 +13,9 @@ import msgspec
 import numpy as np
 
 from coterie.errors import UsageError
+from coterie.tasks.chats import ASSISTANT, chat_prompt, chat_tokens, has_chat_template
 from coterie.tasks.examples import IGNORED_LABEL, EncodedExample, Example, IntArray, LabelArray, PredictedArray
-from coterie.tasks.language_encoding import cut_left, encode_tokens, pack_rows
+from coterie.tasks.language_encoding import TokenRow, cut_left, encode_tokens, pack_rows
 from coterie.tasks.language_metrics import LanguageMetric, RougeMetric
 from coterie.tasks.language_rows import Chat, Instruction, Message, TextDocument
 from coterie.tasks.language_writers import to_jsonl, write_jsonl
@@ -22,17 +23,12 @@ from coterie.tasks.read_language import read_language
 from coterie.tasks.splits import split_sources
 from coterie.tasks.task import DataFiles, Split, TaskData
 from coterie.tasks.templates import (
-    ASSISTANT,
     Prompt,
-    TokenRow,
     answer_prompt,
     answer_tokens,
-    chat_prompt,
-    chat_tokens,
     check_prompt,
     document_tokens,
     generated_text,
-    has_chat_template,
     instruction_texts,
     turn_end_ids,
 )
@@ -144,7 +140,9 @@ class CausalLm(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             UsageError: Always.
         """
-        raise UsageError("a causal model answers by generating text", hint="`coterie predict` and `coterie.generate` do that")
+        raise UsageError(
+            "a causal model answers by generating text", hint="`coterie predict` and `coterie.generate` do that"
+        )
 
     def prompt(self, example: Example, tokenizer: "LoadedTokenizer", max_tokens: int) -> IntArray:
         """See `GenerativeTask`; a prompt that is too long loses its beginning."""

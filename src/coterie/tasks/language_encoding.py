@@ -2,11 +2,23 @@
 
 from bisect import bisect_left, insort
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from coterie.tasks.examples import IGNORED_LABEL, EncodedExample, IntArray
-from coterie.tasks.templates import TokenRow
+
+
+class TokenRow(NamedTuple):
+    """Token ids, and for each whether the model learns to write it; equally many of both."""
+
+    ids: list[int]
+    learnt: list[bool]
+
+    def add(self, ids: Sequence[int], *, learnt: bool) -> None:
+        """Append tokens that are all learnt or all not."""
+        self.ids.extend(ids)
+        self.learnt.extend([learnt] * len(ids))
 
 
 def encode_tokens(row: TokenRow, max_tokens: int, *, truncated: bool = False) -> EncodedExample:

@@ -12,7 +12,7 @@ import msgspec
 from coterie.errors import UsageError
 from coterie.tasks.causal_lm import CausalLm, language_notes
 from coterie.tasks.examples import EncodedExample, Example, IntArray, LabelArray, PredictedArray
-from coterie.tasks.language_encoding import cut_left, encode_tokens
+from coterie.tasks.language_encoding import TokenRow, cut_left, encode_tokens
 from coterie.tasks.language_metrics import LanguageMetric, RougeMetric
 from coterie.tasks.language_rows import SummarizedText
 from coterie.tasks.language_writers import to_jsonl, write_jsonl
@@ -21,7 +21,6 @@ from coterie.tasks.splits import split_sources
 from coterie.tasks.task import DataFiles, Split, TaskData
 from coterie.tasks.templates import (
     Prompt,
-    TokenRow,
     answer_prompt,
     answer_tokens,
     check_prompt,
@@ -119,7 +118,9 @@ class Summarization(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             UsageError: Always.
         """
-        raise UsageError("summaries are made by generating text", hint="`coterie predict` and `coterie.generate` do that")
+        raise UsageError(
+            "summaries are made by generating text", hint="`coterie predict` and `coterie.generate` do that"
+        )
 
     def prompt(self, example: Example, tokenizer: "LoadedTokenizer", max_tokens: int) -> IntArray:
         """See `GenerativeTask`; a text that is too long loses its end."""

@@ -6,30 +6,16 @@ other, so a prompt has the same tokens in training as in generation.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from coterie.errors import DataError, RecipeError
+from coterie.errors import RecipeError
+from coterie.tasks.chats import ASSISTANT, TURN_END, chat_prompt, chat_tokens, has_chat_template
+from coterie.tasks.language_encoding import TokenRow
 from coterie.tasks.language_rows import Message
 from coterie.tasks.tokenizer import LoadedTokenizer
 
-ASSISTANT = "assistant"
-
-_TURN_END = "\n\n"
 _FIELDS = re.compile(r"\{(text|input)\}")
-_GENERATION_BLOCK = re.compile(r"\{%-?\s*generation\s*-?%\}")
-
-
-class TokenRow(NamedTuple):
-    """Token ids, and for each whether the model learns to write it; equally many of both."""
-
-    ids: list[int]
-    learnt: list[bool]
-
-    def add(self, ids: Sequence[int], *, learnt: bool) -> None:
-        """Append tokens that are all learnt or all not."""
-        self.ids.extend(ids)
-        self.learnt.extend([learnt] * len(ids))
 
 
 class Prompt(NamedTuple):
@@ -60,9 +46,9 @@ def instruction_texts(text: str, context: str, template: str | None) -> Prompt:
     if template is not None:
         filled = fill_prompt(template, text, context)
         return Prompt(filled, filled)
-    middle = f"### Input:\n{context}{_TURN_END}" if context else ""
-    said = f"{text}{_TURN_END}{context}" if context else text
-    return Prompt(said, f"### Instruction:\n{text}{_TURN_END}{middle}### Response:\n")
+    middle = f"### Input:\n{context}{TURN_END}" if context else ""
+    said = f"{text}{TURN_END}{context}" if context else text
+    return Prompt(said, f"### Instruction:\n{text}{TURN_END}{middle}### Response:\n")
 
 
 def answer_tokens(tokenizer: LoadedTokenizer, prompt: Prompt, answer: str | None, line: int) -> TokenRow:
@@ -79,7 +65,7 @@ def answer_tokens(tokenizer: LoadedTokenizer, prompt: Prompt, answer: str | None
         return chat_tokens(tokenizer, turns, line)
     else:
         row.add(answer_prompt(tokenizer, prompt, line), learnt=False)
-        row.add([*tokenizer.encode_text(answer), *_end(tokenizer)], learnt=True)
+        row.add([*tokenizer.encode_text(answer), *tokenizer.end_ids], learnt=True)
     return row
 
 
@@ -102,83 +88,19 @@ def generated_text(tokenizer: LoadedTokenizer, generated_ids: Sequence[int]) -> 
     return tokenizer.decode(ids[:first])
 
 
-def has_chat_template(tokenizer: LoadedTokenizer) -> bool:
-    """Chats are written as the tokenizer says."""
-    return tokenizer.hf.chat_template is not None
-
-
 def document_tokens(tokenizer: LoadedTokenizer, ids: Sequence[int], *, ends: bool = True) -> TokenRow:
     """A text, all of it learnt, its end included."""
     row = TokenRow([], [])
     row.add(tokenizer.leading_ids, learnt=False)
     row.add(ids, learnt=True)
     if ends:
-        row.add(_end(tokenizer), learnt=True)
+        row.add(tokenizer.end_ids, learnt=True)
     return row
-
-
-def chat_tokens(tokenizer: LoadedTokenizer, messages: Sequence[Message], line: int) -> TokenRow:
-    """A chat; every assistant turn is learnt up to and with the token that ends it.
-
-    Raises:
-        DataError: The tokenizer's template refuses the chat, or does not let its turns be told apart.
-    """
-    if not has_chat_template(tokenizer):
-        return _plain_chat_tokens(tokenizer, messages)
-    if _GENERATION_BLOCK.search(str(tokenizer.hf.chat_template)):
-        return _marked_chat_tokens(tokenizer, messages, line)
-    row = TokenRow([], [])
-    done = ""
-    for index, message in enumerate(messages):
-        if message.role != ASSISTANT:
-            continue
-        before = render_chat(tokenizer, messages[:index], line, answers=True)
-        through = render_chat(tokenizer, messages[: index + 1], line)
-        if not before.startswith(done) or not through.startswith(before):
-            raise _inseparable(line)
-        row.add(tokenizer.encode_text(before.removeprefix(done)), learnt=False)
-        answer = tokenizer.encode_text(through.removeprefix(before))
-        written = _length_with_end(tokenizer, answer)
-        row.add(answer[:written], learnt=True)
-        row.add(answer[written:], learnt=False)
-        done = through
-    if messages[-1].role != ASSISTANT:
-        whole = render_chat(tokenizer, messages, line)
-        if not whole.startswith(done):
-            raise _inseparable(line)
-        row.add(tokenizer.encode_text(whole.removeprefix(done)), learnt=False)
-    return row
-
-
-def chat_prompt(tokenizer: LoadedTokenizer, messages: Sequence[Message], line: int) -> list[int]:
-    """What a model reads before it writes the next assistant turn.
-
-    Raises:
-        DataError: The tokenizer's template refuses the chat.
-    """
-    if has_chat_template(tokenizer):
-        return tokenizer.encode_text(render_chat(tokenizer, messages, line, answers=True))
-    row = _plain_chat_tokens(tokenizer, messages)
-    return [*row.ids, *tokenizer.encode_text(_plain_turn(ASSISTANT, ""))]
-
-
-def render_chat(tokenizer: LoadedTokenizer, messages: Sequence[Message], line: int, *, answers: bool = False) -> str:
-    """A chat as its tokenizer's template writes it; `answers`: up to where the assistant begins to write.
-
-    Raises:
-        DataError: The template refuses the chat.
-    """
-    from jinja2 import TemplateError  # noqa: PLC0415 - only where there is a template
-
-    try:
-        return str(tokenizer.hf.apply_chat_template(_as_dicts(messages), tokenize=False, add_generation_prompt=answers))
-    except (TemplateError, ValueError, TypeError, KeyError, IndexError) as error:
-        raise _refused(line, error) from error
 
 
 def turn_end_ids(tokenizer: LoadedTokenizer) -> tuple[int, ...]:
     """Ids that end an answer: the end of text, and the token that the chat template puts after an assistant's turn."""
-    ends = dict.fromkeys(_end(tokenizer))
+    ends = dict.fromkeys(tokenizer.end_ids)
     if has_chat_template(tokenizer):
         example = (Message(role="user", content="a"), Message(role=ASSISTANT, content="b"))
         row = chat_tokens(tokenizer, example, 0)
@@ -186,67 +108,3 @@ def turn_end_ids(tokenizer: LoadedTokenizer) -> tuple[int, ...]:
         if written and written[-1] in tokenizer.special_ids:
             ends.setdefault(written[-1])
     return tuple(ends)
-
-
-def _end(tokenizer: LoadedTokenizer) -> list[int]:
-    return [] if tokenizer.end_id is None else [tokenizer.end_id]
-
-
-def _plain_turn(role: str, content: str) -> str:
-    return f"### {role.capitalize()}:\n{content}"
-
-
-def _plain_chat_tokens(tokenizer: LoadedTokenizer, messages: Sequence[Message]) -> TokenRow:
-    """`### User:`, a line end, the text, an empty line, and so on; each answer ends with the end of text."""
-    row = TokenRow([], [])
-    row.add(tokenizer.leading_ids, learnt=False)
-    for message in messages:
-        if message.role == ASSISTANT:
-            row.add(tokenizer.encode_text(_plain_turn(ASSISTANT, "")), learnt=False)
-            row.add([*tokenizer.encode_text(message.content), *_end(tokenizer)], learnt=True)
-            row.add(tokenizer.encode_text(_TURN_END), learnt=False)
-        else:
-            row.add(tokenizer.encode_text(_plain_turn(message.role, message.content) + _TURN_END), learnt=False)
-    return row
-
-
-def _marked_chat_tokens(tokenizer: LoadedTokenizer, messages: Sequence[Message], line: int) -> TokenRow:
-    """A chat by a template that marks the assistant's words itself (`{% generation %}`)."""
-    from jinja2 import TemplateError  # noqa: PLC0415 - only where there is a template
-
-    try:
-        encoded = tokenizer.hf.apply_chat_template(
-            _as_dicts(messages), tokenize=True, return_dict=True, return_assistant_tokens_mask=True
-        )
-    except (TemplateError, ValueError, TypeError, KeyError, IndexError) as error:
-        raise _refused(line, error) from error
-    return TokenRow(list(encoded["input_ids"]), [bool(mark) for mark in encoded["assistant_masks"]])
-
-
-def _length_with_end(tokenizer: LoadedTokenizer, answer: Sequence[int]) -> int:
-    """Tokens of an assistant's turn up to its last special one: what follows (a line end) is the template's."""
-    special = tokenizer.special_ids
-    return next((index + 1 for index in reversed(range(len(answer))) if answer[index] in special), len(answer))
-
-
-def _as_dicts(messages: Sequence[Message]) -> list[Mapping[str, str]]:
-    return [{"role": message.role, "content": message.content} for message in messages]
-
-
-def _at(line: int) -> str:
-    return f"the chat in line {line}" if line else "a chat"
-
-
-def _refused(line: int, error: Exception) -> DataError:
-    return DataError(
-        f"the tokenizer's chat template refuses {_at(line)}: {error}",
-        hint="templates want certain roles in a certain order, usually user and assistant in turn",
-    )
-
-
-def _inseparable(line: int) -> DataError:
-    return DataError(
-        f"the tokenizer's chat template writes the beginning of {_at(line)} differently when more follows, so that "
-        "the assistant's words cannot be told apart",
-        hint="use chats of one question and one answer, or a template that marks answers with {% generation %}",
-    )

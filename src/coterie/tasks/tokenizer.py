@@ -78,6 +78,11 @@ class LoadedTokenizer:
         """The id that ends a text (eos), if the tokenizer has one."""
         return None if self.hf.eos_token_id is None else int(self.hf.eos_token_id)
 
+    @property
+    def end_ids(self) -> tuple[int, ...]:
+        """The same as a sequence of one, or of none."""
+        return () if self.end_id is None else (self.end_id,)
+
     @cached_property
     def special_ids(self) -> frozenset[int]:
         """Ids that stand for no text: ends, beginnings, turns."""

@@ -16,8 +16,7 @@ from coterie.pipeline.micro_batch import MicroBatch
 from coterie.tasks.causal_lm import CausalLm
 from coterie.tasks.collate import collate
 from coterie.tasks.examples import EncodedExample
-from coterie.tasks.language_encoding import encode_tokens, pack_rows
-from coterie.tasks.templates import TokenRow
+from coterie.tasks.language_encoding import TokenRow, encode_tokens, pack_rows
 
 TASK = CausalLm()
 SGD = OptimizerSpec(name="sgd", momentum=0.9, learning_rate=0.05, max_grad_norm=1.0, total_samples=10_000)

@@ -141,13 +141,32 @@ def test_a_chat_that_the_template_refuses_is_named(chat_tokenizer: LoadedTokeniz
         CausalLm().encode(row, strict, 200)
 
 
-def test_a_template_that_rewrites_earlier_turns_is_refused(chat_tokenizer: LoadedTokenizer) -> None:
-    rewriting = with_template(
-        chat_tokenizer, "{{ messages | length }}{% for m in messages %}{{ m['content'] }}<|im_end|>{% endfor %}"
+def test_a_template_that_writes_a_turn_differently_when_more_follows_is_searched_for_the_words(
+    chat_tokenizer: LoadedTokenizer,
+) -> None:
+    """As Qwen3's, which drops the thoughts of earlier turns."""
+    thinking = with_template(
+        chat_tokenizer,
+        "{% for m in messages %}<|im_start|>{{ m['role'] }}\n"
+        "{% if loop.last and m['role'] == 'assistant' %}<think></think>{% endif %}"
+        "{{ m['content'] | trim }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}",
+    )
+    messages = [{"role": turn.role, "content": turn.content} for turn in TWO_QUESTIONS.messages]
+
+    encoded = CausalLm().encode(TWO_QUESTIONS, thinking, 200)
+
+    assert encoded.input_ids.tolist() == thinking.hf.apply_chat_template(messages, return_dict=True)["input_ids"]
+    assert learnt(encoded, thinking) == "yo<|im_end|>ok<|im_end|>"
+
+
+def test_a_template_that_changes_the_assistants_words_is_refused(chat_tokenizer: LoadedTokenizer) -> None:
+    shouting = with_template(
+        chat_tokenizer, "{{ messages | length }}{% for m in messages %}{{ m['content'] | upper }}<|im_end|>{% endfor %}"
     )
 
-    with pytest.raises(DataError, match="differently when more follows"):
-        CausalLm().encode(TWO_QUESTIONS, rewriting, 200)
+    with pytest.raises(DataError, match="not to be found"):
+        CausalLm().encode(TWO_QUESTIONS, shouting, 200)
 
 
 def test_the_end_is_learnt_and_padding_masked_where_both_are_one_token(chat_tokenizer: LoadedTokenizer) -> None:
