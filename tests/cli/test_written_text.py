@@ -1,6 +1,7 @@
 """`coterie predict` and `evaluate` with models that write: an answer to read, rows to keep, figures to compare."""
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 import coterie
+from coterie.checkpoint.export_record import ExportRecord, write_record
 from coterie.errors import UsageError
 
 WORDS = ("<pad>", "<unk>", "<s>", "</s>", *"abcdefghijklmnopqrstuvwxyz", "Summary:", "the")
@@ -89,6 +91,20 @@ def test_a_causal_model_is_compared_by_rouge_only_if_asked(answer, writer, tmp_p
     _, compared = answer("evaluate", writer, *flags, "--generate", "on")
     assert compared["metrics"]["rouge_l"] <= 1
     assert compared["details"]["perplexity"] == pytest.approx(plain["metrics"]["perplexity"])
+
+
+def test_a_bare_text_is_put_as_the_model_learnt_to_be_asked(answer, writer, tmp_path):
+    asked = tmp_path / "asked"
+    shutil.copytree(writer, asked)
+    record = ExportRecord(coterie="0", run_id="run", step=1, files=(), task="causal-lm", text_field="instruction")
+    write_record(asked, record)
+    flags = ("--max-new-tokens", "3", "--text", "a b c")
+    _, answers = answer("predict", asked, *flags)
+    assert answers["predictions"][0]["text"] == "a b c"
+    assert answers["predictions"][0]["answer"]
+    _, goes_on = answer("predict", writer, "--task", "causal-lm", *flags)
+    assert goes_on["predictions"][0]["text"].startswith("a b c")
+    assert "answer" not in goes_on["predictions"][0]
 
 
 def test_a_model_that_tags_writes_no_text(tagger):

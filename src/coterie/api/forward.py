@@ -8,8 +8,9 @@ from typing import cast
 import msgspec
 
 from coterie.api.quiet import QuietObserver
+from coterie.checkpoint.export_record import read_record
 from coterie.config.forward import forward_recipe
-from coterie.config.recipe import DataSection, Recipe
+from coterie.config.recipe import Recipe
 from coterie.coordinator.answering import answers, generated_texts, with_answers
 from coterie.coordinator.evaluation import score
 from coterie.coordinator.forward import ForwardRun, Predicted, predict_here
@@ -140,7 +141,7 @@ def run_evaluation(recipe: Recipe, data: DataSource, split: str, observer: RunOb
 
 def run_prediction(recipe: Recipe, data: DataSource | Sequence[str], split: str, observer: RunObserver) -> Prediction:
     """`predict` with a recipe made by `forward_recipe`."""
-    job = prepare_forward_job(recipe, _rows_of(data, recipe.data), split=split, tagged=False, tell=observer.notice)
+    job = prepare_forward_job(recipe, _rows_of(data, recipe), split=split, tagged=False, tell=observer.notice)
     predicted = _predict(job, split, observer)
     is_written = job.prompts is not None
     return Prediction(
@@ -159,13 +160,16 @@ def _decoded(job: Job, split: str, predicted: Predicted) -> tuple[Example, ...]:
     )
 
 
-def _rows_of(data: DataSource | Sequence[str], section: DataSection) -> DataSource:
-    """Texts become rows as the reader of text files makes them: for tags of words, else of the text as it is."""
+def _rows_of(data: DataSource | Sequence[str], recipe: Recipe) -> DataSource:
+    """Bare texts become rows like those that the model learnt: of words for tags, else of the text as it is."""
     if isinstance(data, str | Path | Mapping) or not len(data) or not isinstance(data[0], str):
         return cast("DataSource", data)
-    if section.task == "token-classification":
+    if recipe.data.task == "token-classification":
         return [{"tokens": split_words(str(text))} for text in data]
-    column = section.text_column if isinstance(section.text_column, str) else TEXT_FIELD
+    record = read_record(Path(recipe.model.name))
+    learnt = record.text_field if record is not None and record.task == recipe.data.task else ""
+    named = recipe.data.text_column
+    column = named if isinstance(named, str) else learnt or TEXT_FIELD
     return [{column: str(text)} for text in data]
 
 

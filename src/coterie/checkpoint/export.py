@@ -164,6 +164,7 @@ def _write_record(partial: Path, checkpoint: Checkpoint) -> None:
         files=(*_files_in(partial), RECORD),
         task=terms.task,
         prompt=terms.prompt,
+        text_field=checkpoint.manifest.text_field,
     )
     write_record(partial, record)
 

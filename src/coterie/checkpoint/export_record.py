@@ -15,6 +15,7 @@ class ExportRecord(msgspec.Struct, frozen=True, kw_only=True):
         coterie: The version that wrote the folder.
         task: What the model was trained for, such as `token-classification`; empty where that was not recorded.
         prompt: The template that it learnt with, if it was not the task's own.
+        text_field: The field in which bare texts become rows like those that it learnt; empty for the usual one.
         files: Everything that was written, this file included.
     """
 
@@ -24,6 +25,7 @@ class ExportRecord(msgspec.Struct, frozen=True, kw_only=True):
     files: tuple[str, ...]
     task: str = ""
     prompt: str = ""
+    text_field: str = ""
 
 
 def read_record(folder: Path) -> ExportRecord | None:

@@ -70,6 +70,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         data_position: Mini-batches of that epoch already used.
         samples_seen: Rows trained on so far, over all epochs.
         base_model: Folder or hub name of the pretrained model, as the user gave it.
+        text_field: The field in which bare texts become rows like those that were learnt; empty for the usual one.
         loss_tail: Mean losses of the last steps, the newest last; for people and plots.
         libraries: Versions of what computed the numbers, such as `{"torch": "2.13.0"}`.
         shards: Filled in by the store.
@@ -81,6 +82,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     data_position: int
     samples_seen: int
     base_model: str = ""
+    text_field: str = ""
     loss_tail: tuple[float, ...] = ()
     libraries: dict[str, str] = {}
     shards: tuple[ShardEntry, ...] = ()

@@ -1,5 +1,7 @@
 """Rows of causal models: documents, instructions with their answers, chats, and texts with summaries."""
 
+from collections.abc import Sequence
+
 import msgspec
 
 from coterie.tasks.examples import Example
@@ -45,3 +47,11 @@ class SummarizedText(Example, frozen=True, kw_only=True):
 
     text: str
     summaries: tuple[str, ...] = ()
+
+
+def field_of_bare_texts(examples: Sequence[Example]) -> str:
+    """The field in which a model that learnt these rows should be given a bare text; empty for the usual one.
+
+    Who has learnt to answer is asked; who has learnt texts goes on with one.
+    """
+    return "instruction" if isinstance(examples[0], Instruction | Chat) else ""
