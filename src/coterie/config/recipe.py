@@ -50,7 +50,7 @@ class ModelSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         FrozenDtype,
         Meta(
             description="How weights of linear layers that are not trained are held: half (`bfloat16`), a quarter "
-            "(`int8`) or an eighth (`int4`) of the memory, for a small loss of accuracy. For LoRA above all. int8 and "
+            "(`int8`) or a seventh (`int4`) of the memory, for a small loss of accuracy. For LoRA above all. int8 and "
             'int4 need `pip install "coterie[bitsandbytes]"` on every device.'
         ),
     ] = "float32"
