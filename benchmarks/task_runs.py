@@ -79,13 +79,15 @@ class Bench:
     """Runs one task after the other in a scratch folder.
 
     Args:
-        steps: Whose losses are compared with dropout off.
+        folder: For everything that is written.
+        data: A folder per data set; None for what ships with coterie.
+        compared_steps: How many losses are compared.
     """
 
-    def __init__(self, folder: Path, data: Path | None, *, steps: int) -> None:
+    def __init__(self, folder: Path, data: Path | None, *, compared_steps: int) -> None:
         self._folder = folder
         self._data = data
-        self._steps = steps
+        self._compared_steps = compared_steps
         found = importlib.util.find_spec(DECODER_PACKAGE)
         folders = list(found.submodule_search_locations or ()) if found else []
         self._decoder = Path(folders[0]) / DECODER_FILE if folders else None
@@ -97,38 +99,44 @@ class Bench:
         return missing(setting.name, self._data)
 
     def compare(self, setting: Setting, seeds: Sequence[int]) -> Comparison:
-        """Both parts of one task; one of the seeds must be 0."""
+        """Both parts of one task.
+
+        Args:
+            setting: The task.
+            seeds: Of the runs whose quality is compared; without any it is that of the run whose losses are.
+        """
         slices = make_slices(setting.name, self._data, self._folder / setting.name.replace(" ", "-"), setting.sizes)
-        our_losses, plain_losses = self._same_losses(setting, slices)
-        ours, theirs = zip(*(self._same_quality(setting, slices, seed) for seed in seeds), strict=True)
-        untrained = next(found["untrained"] for found in theirs if "untrained" in found)
+        same = self._both(setting, slices, same_start=True, evaluated=not seeds)
+        runs = [self._both(setting, slices, seed=seed) for seed in seeds] or [same]
         return Comparison(
             setting=setting,
             about=slices.about,
-            items=theirs[0]["items"],
-            our_losses=our_losses,
-            plain_losses=plain_losses,
-            untrained=_quality(untrained),
-            ours=ours,
-            plain=tuple(_quality(found["quality"]) for found in theirs),
+            items=runs[0][1]["items"],
+            our_losses=same[0].losses,
+            plain_losses=tuple(same[1]["losses"]),
+            untrained=_quality(runs[0][1]["untrained"]),
+            ours=tuple(_our_quality(setting, ours) for ours, _ in runs),
+            plain=tuple(_quality(theirs["quality"]) for _, theirs in runs),
         )
 
-    def _same_losses(self, setting: Setting, slices: Slices) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        name = str(self._model(setting) if setting.decoder else self._without_dropout(self._model(setting)))
-        recipe = self._recipe(setting, slices, {"model.name": name, "max_steps": self._steps})
-        job = {**self._given(recipe), "dropout": None, "test": None, "steps": self._steps}
-        with self._rival(setting, slices, recipe, job) as rival:
-            ours = self._train(recipe)
-            return ours.losses, tuple(_result_of(rival)["losses"])
-
-    def _same_quality(self, setting: Setting, slices: Slices, seed: int) -> tuple[Quality, dict[str, Any]]:
-        dropout = {"lora_dropout": LORA_DROPOUT} if setting.decoder else {}
-        recipe = self._recipe(setting, slices, {**dropout, "data.test": str(slices.test), "seed": seed})
-        job = {"dropout": LORA_DROPOUT, "test": str(slices.test), "steps": setting.steps}
-        with self._rival(setting, slices, recipe, job) as rival:
-            (record,) = self._train(recipe).quality
-            points = {name: 100 * record.metrics[name] for name in setting.figures}
-            return Quality(points=points, loss=record.loss or 0.0), _result_of(rival)
+    def _both(
+        self, setting: Setting, slices: Slices, *, seed: int = 0, same_start: bool = False, evaluated: bool = True
+    ) -> tuple[api.FinetuneResult, dict[str, Any]]:
+        """One run on both sides; with `same_start` without dropout, and with the same order and initial values."""
+        steps = self._compared_steps if same_start else setting.steps
+        model = self._model(setting)
+        if same_start and not setting.decoder:
+            model = self._without_dropout(model)
+        test = str(slices.test) if evaluated else None
+        more = {"lora_dropout": 0.0 if same_start else LORA_DROPOUT} if setting.decoder else {}
+        recipe = self._recipe(
+            setting, slices, {"model.name": str(model), "data.test": test, "seed": seed, **more}, steps
+        )
+        given = self._given(recipe) if same_start else {"order": None, "initial": None, "labels": None}
+        dropout = None if same_start else LORA_DROPOUT
+        job = {**given, "dropout": dropout, "test": test, "untrained": evaluated and seed == 0}
+        with self._rival(setting, recipe, job) as rival:
+            return self._train(recipe), _result_of(rival)
 
     def _model(self, setting: Setting) -> Path:
         assert self._decoder is not None or not setting.decoder, "see `left_out`"
@@ -147,12 +155,10 @@ class Bench:
             (copy / "config.json").write_text(json.dumps(config), encoding="utf-8")
         return copy
 
-    def _recipe(self, setting: Setting, slices: Slices, more: Mapping[str, object]) -> Recipe:
-        steps = int(str(more.get("max_steps", setting.steps)))
+    def _recipe(self, setting: Setting, slices: Slices, more: Mapping[str, object], steps: int) -> Recipe:
         return load_recipe(
             None,
             {
-                "model.name": str(self._model(setting)),
                 "data.train": str(slices.train),
                 "data.task": setting.task,
                 "method": "lora" if setting.decoder else "full",
@@ -186,30 +192,27 @@ class Bench:
         return {"order": [list(step.rows) for step in steps], "initial": str(initial), "labels": job.task.labels}
 
     @contextmanager
-    def _rival(
-        self, setting: Setting, slices: Slices, recipe: Recipe, job: Mapping[str, object]
-    ) -> Iterator["subprocess.Popen[str]"]:
+    def _rival(self, setting: Setting, recipe: Recipe, job: Mapping[str, object]) -> Iterator["subprocess.Popen[str]"]:
         """The plain loop, started with the recipe's hyperparameters."""
+        train = recipe.train
         whole = {
+            **job,
             "task": setting.task,
             "model": str(self._model(setting)),
-            "train": str(slices.train),
-            "batch_rows": recipe.train.batch_rows,
-            "learning_rate": recipe.train.learning_rate,
-            "warmup_steps": recipe.train.warmup_steps,
-            "seed": recipe.train.seed,
-            "order": None,
-            "initial": None,
-            "labels": None,
-            **job,
+            "train": recipe.data.train,
+            "steps": train.max_steps,
+            "batch_rows": train.batch_rows,
+            "learning_rate": train.learning_rate,
+            "warmup_steps": train.warmup_steps,
+            "seed": train.seed,
         }
         file = self._folder / "job.json"
         file.write_text(json.dumps(whole), encoding="utf-8")
         process = subprocess.Popen(
-            [sys.executable, str(RIVAL), str(file)],
+            [sys.executable, "-W", "ignore::FutureWarning", str(RIVAL), str(file)],
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"},
+            env={**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive", "TQDM_DISABLE": "1"},
         )
         try:
             yield process
@@ -227,3 +230,8 @@ def _result_of(process: "subprocess.Popen[str]") -> dict[str, Any]:
 
 def _quality(figures: Mapping[str, float]) -> Quality:
     return Quality(points={name: value for name, value in figures.items() if name != "loss"}, loss=figures["loss"])
+
+
+def _our_quality(setting: Setting, result: api.FinetuneResult) -> Quality:
+    (record,) = result.quality
+    return Quality(points={name: 100 * record.metrics[name] for name in setting.figures}, loss=record.loss or 0.0)

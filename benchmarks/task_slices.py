@@ -1,8 +1,8 @@
 """Slices of real data sets, a training and a test file for each task, small enough for minutes of one core.
 
 Which rows: drawn by a fixed seed from those that are short enough, training rows from the set's training split, test
-rows from its other splits. Of named entities, whose other splits are small, the test rows also come from training
-sentences that are not trained on.
+rows from its other splits and with labels that the training rows have. Of named entities, whose other splits are
+small, the test rows also come from training sentences that are not trained on.
 """
 
 import json
@@ -52,11 +52,14 @@ def make_slices(task: str, data: Path | None, folder: Path, sizes: Sizes) -> Sli
         return _entities(folder, sizes)
     assert data is not None, "see `missing`"
     train, test, about = _ROWS[task](data)
-    files = {}
-    for name, rows, count in (("train", train, sizes.train), ("test", test, sizes.test)):
+    for rows in (train, test):
         random.Random(0).shuffle(rows)
-        files[name] = folder / f"{name}.jsonl"
-        files[name].write_text("".join(json.dumps(row) + "\n" for row in rows[:count]), encoding="utf-8")
+    train = train[: sizes.train]
+    labels = {row.get("label") for row in train}
+    test = [row for row in test if row.get("label") in labels][: sizes.test]
+    files = {"train": folder / "train.jsonl", "test": folder / "test.jsonl"}
+    for name, rows in (("train", train), ("test", test)):
+        files[name].write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return Slices(**files, about=about)
 
 

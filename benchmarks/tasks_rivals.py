@@ -4,12 +4,13 @@
 
 A process of its own in which nothing of coterie is used: rows are read, encoded and padded here, the loss is the
 model's own (the mean over the batch's labels), each batch is one forward and one backward. Prints one JSON line:
-`{"losses": […], "untrained": {…}, "quality": {…}, "items": 1060}`; the untrained model is looked at with seed 0 only.
+`{"losses": […], "untrained": {…}, "quality": {…}, "items": 1060}`.
 
 Keys of a job: `task`, `model` (folder or GGUF file), `labels` (null: those of the data), `train`, `test` (files),
 `steps`, `batch_rows`, `learning_rate`, `warmup_steps`, `dropout` (of the adapters; null: none at all, also not the
 model's own), `seed`, and either `order` (rows of each step) with `initial` (a safetensors file: new layers and
-adapters), or null for both: its own order and start. Without `test` nothing is evaluated.
+adapters), or null for both: its own order and start. Without `test` nothing is evaluated; `untrained` says whether to
+do it before training, too.
 """
 
 import json
@@ -253,7 +254,7 @@ def main() -> int:
     rows = {split: [encode(row, job, tokenizer) for row in found] for split, found in read.items()}
     model, pad = load_model(job), tokenizer.pad_token_id
     result: dict[str, Any] = {"items": 0}
-    if job["seed"] == 0 and "test" in rows:
+    if job["untrained"]:
         result["untrained"], _ = evaluate(model, rows["test"], pad, job)
     result["losses"] = train(model, rows["train"], pad, job)
     if "test" in rows:
