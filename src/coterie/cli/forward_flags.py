@@ -28,7 +28,9 @@ DEVICES_TEXT = (
 def add_model_argument(parser: argparse.ArgumentParser) -> None:
     """The folder of the trained model."""
     parser.add_argument(
-        "folder", help="a trained model: the folder that a run exported, plain or a PEFT adapter; or a hub name"
+        "folder",
+        help="a trained model: the folder that a run exported, plain or a PEFT adapter; or a hub name. Its task is "
+        "known from there unless --task names another",
     )
 
 
