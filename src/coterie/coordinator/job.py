@@ -115,6 +115,7 @@ def prepare_job(recipe: Recipe, run: RunId, tell: Callable[[str], None]) -> Job:
     for split in encoded.values():
         tell(split.summary.describe())
     weights = FolderWeights(source, spec)
+    weights.check_classifier()
     new_layers = tuple(f"{name} is new and starts from seed {spec.seed}" for name in weights.new_layers)
     return Job(
         recipe=recipe,

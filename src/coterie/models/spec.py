@@ -14,13 +14,10 @@ from coterie.models.frozen_weights import frozen_matrices
 from coterie.models.skeleton import empty_model
 from coterie.models.source import ModelSource, last_line
 from coterie.models.trainable import Choice, adapted_in, frozen_under_bitfit, frozen_under_head, frozen_when_chosen
-from coterie.models.weights import FolderWeights
+from coterie.models.weights import TASK_LAYERS, FolderWeights
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
-
-_TASK_LAYERS = frozenset({"classifier", "score", "qa_outputs"})
-"""First part of the names that transformers gives to task layers; PEFT trains them whole as well."""
 
 
 def make_model_spec(  # noqa: PLR0913 - one argument per wish, all by keyword
@@ -139,7 +136,7 @@ def _task_layers(anatomy: Anatomy, source: ModelSource, spec: ModelSpec) -> tupl
     """Layers that a task adds on top of a pretrained model: those with the usual names, and those the folder lacks."""
     last = anatomy.unit_count - 1
     modules = {name.rpartition(".")[0] for name, unit in anatomy.unit_of.items() if unit == last}
-    usual = {module for module in modules if module.split(".", 1)[0] in _TASK_LAYERS}
+    usual = {module for module in modules if module.split(".", 1)[0] in TASK_LAYERS}
     new = {name.rpartition(".")[0] for name in FolderWeights(source, spec).new_layers}
     return tuple(sorted(usual | new))
 

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 _LOG = get_logger(__name__)
 
+TASK_LAYERS = frozenset({"classifier", "score", "qa_outputs"})
+"""First part of the names that transformers gives to task layers; PEFT trains them whole as well."""
+
 
 class WeightStore(Protocol):
     """Gives parameters (and the buffers that checkpoints hold) by name, as float32."""
@@ -87,6 +90,16 @@ class FolderWeights:
         """Parameters that the folder does not hold and that start from (seed, name): a new classifier."""
         return tuple(n for n in self._anatomy.unit_of if not is_adapter(n) and self._held_as(n) is None)
 
+    def check_classifier(self) -> None:
+        """Refuse a folder whose classifier is for other labels, before workers are waited for.
+
+        Raises:
+            ModelError: A task layer in the folder has another shape than in the config.
+        """
+        last = self._anatomy.unit_count - 1
+        outputs = [name for name, unit in self._anatomy.unit_of.items() if unit == last]
+        self.get(n for n in outputs if n.split(".", 1)[0] in TASK_LAYERS and self._held_as(n) is not None)
+
     def get(self, names: Iterable[str]) -> dict[str, torch.Tensor]:
         """See `WeightStore.get`.
 
@@ -105,9 +118,14 @@ class FolderWeights:
             name = held[slot]
             expected = self._anatomy.shapes.get(name, tuple(tensor.shape))
             if tuple(tensor.shape) != expected:
+                hint = "its files do not belong together: download or save the model again"
+                if name.split(".", 1)[0] in TASK_LAYERS:
+                    hint = (
+                        "the folder was trained for another number of labels: start from its pretrained model, or save "
+                        "it without that layer (AutoModel.from_pretrained(folder).save_pretrained(new_folder))"
+                    )
                 raise ModelError(
-                    f"{name} has shape {tuple(tensor.shape)} in {self._name}, and {expected} in its config",
-                    hint="set the number of labels as in the folder; otherwise its files do not belong together",
+                    f"{name} has shape {tuple(tensor.shape)} in {self._name}, and {expected} is wanted", hint=hint
                 )
             result[name] = tensor
         return result

@@ -144,9 +144,14 @@ def test_a_folder_that_lacks_a_block_is_refused(bert_tags: Path, copy_of: Path) 
         everything(folder_weights(copy_of, TAGS))
 
 
-def test_another_number_of_labels_than_in_the_folder_is_refused(bert_tags: Path) -> None:
-    with pytest.raises(ModelError, match=r"classifier\.(weight|bias) has shape \(5.*\(3"):
-        everything(folder_weights(bert_tags, TAGS, num_labels=3))
+def test_another_number_of_labels_than_in_the_folder_is_refused(bert_tags: Path, bert_base: Path) -> None:
+    wrong = folder_weights(bert_tags, TAGS, num_labels=3)
+    for read in (wrong.check_classifier, lambda: everything(wrong)):
+        with pytest.raises(ModelError, match=r"classifier\.(weight|bias) has shape \(5.*\(3") as caught:
+            read()
+        assert "trained for another number of labels" in caught.value.hint
+    folder_weights(bert_tags, TAGS).check_classifier()
+    folder_weights(bert_base, TAGS, num_labels=3).check_classifier()
 
 
 @pytest.mark.parametrize("damage", [b"", b"\xff" * 64, b"\x08\x00\x00\x00\x00\x00\x00\x00{}      "])
