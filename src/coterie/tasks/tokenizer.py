@@ -10,7 +10,6 @@ import numpy as np
 
 from coterie.errors import ModelError, RecipeError
 from coterie.jobs.model_folder import GGUF
-from coterie.models.gguf_tokenizer import tokenizer_from_gguf
 from coterie.tasks.examples import IntArray
 
 if TYPE_CHECKING:
@@ -128,6 +127,8 @@ def load_tokenizer(name: str | Path, *, trust_remote_code: bool = False) -> Load
         ModelError: There is none, or it is damaged.
     """
     if Path(name).suffix == GGUF and Path(name).is_file():
+        from coterie.models.gguf_tokenizer import tokenizer_from_gguf  # noqa: PLC0415 - its package loads torch
+
         from_file, notes = tokenizer_from_gguf(Path(name))
         loaded = LoadedTokenizer(from_file, str(name))
         loaded.notes = (*notes, *loaded.notes)
