@@ -27,6 +27,9 @@ from coterie.units import MIB
 RUNTIME_BYTES = 16 * MIB
 """Thread stacks, oneDNN scratch, the event loop, Python objects of a running stage; 8-11 MiB without a network."""
 
+FORWARD_RUNTIME_BYTES = 10 * MIB
+"""The same in training for a stage without a backward: 5 (the embedding alone) to 11 MiB without a network."""
+
 TIGHT_ALLOCATOR_PERCENT = 102
 """With a fixed mmap threshold of 128 KiB freed blocks go back at once: 41.5 MiB cost 41.6 MiB, plus page rounding."""
 
@@ -96,6 +99,7 @@ class StageSizes(NamedTuple, Generic[Bytes]):
         received, sent: One hidden state of the link before and after; 0 at the ends.
         returned: The gradients of both, where they come back.
         exchanged: Buffer for the tied matrix's gradient from the other end.
+        runtime: What running takes in training, whatever the model.
         kept_row: What one row of a generation keeps.
     """
 
@@ -114,6 +118,7 @@ class StageSizes(NamedTuple, Generic[Bytes]):
     sent: Bytes
     returned: Bytes
     exchanged: Bytes
+    runtime: Bytes
     kept_row: Bytes
 
 
@@ -174,7 +179,7 @@ def stage_bytes(sizes: StageSizes[Bytes], settings: MemorySettings) -> StageByte
         activations=beyond - more + holes,
         activations_per_depth=kept + holes_per_depth,
         transient=more,
-        buffers=runtime + LINK_COPIES * (sizes.received + sizes.sent + sizes.returned) + sizes.exchanged,
+        buffers=sizes.runtime + LINK_COPIES * (sizes.received + sizes.sent + sizes.returned) + sizes.exchanged,
     )
 
 
@@ -240,6 +245,7 @@ def stage_sizes(model: ModelProfile, first_unit: int, stop_unit: int, rows: int)
         sent=sent,
         returned=(received if first_unit > lowest else 0) + (sent if stop_unit > lowest else 0),
         exchanged=model.tied_bytes if trained_tie and has_one_end else 0,
+        runtime=RUNTIME_BYTES if stop_unit > lowest else FORWARD_RUNTIME_BYTES,
         kept_row=sum(layer.kept_bytes_per_row for layer in layers),
     )
 
@@ -316,6 +322,7 @@ def all_stage_sizes(model: ModelProfile, rows: int) -> StageSizes[NDArray[np.int
         sent=np.broadcast_to(around[None, :], shape),
         returned=np.where(first > lowest, around[:, None], 0) + np.where(stop > lowest, around[None, :], 0),
         exchanged=np.where(one_end, model.tied_bytes if trained_tie else 0, 0),
+        runtime=np.where(stop > lowest, RUNTIME_BYTES, FORWARD_RUNTIME_BYTES),
         kept_row=_range_sums([layer.kept_bytes_per_row for layer in model.layers]),
     )
 

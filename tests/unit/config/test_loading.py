@@ -231,6 +231,10 @@ class TestOverrides:
             expected = "expected key=value pairs such as memory=600MiB,speed=0.5"
             assert found == [f"--local-worker: cluster.local_workers[0] is {text!r}: {expected}"]
 
+    def test_float16_is_refused_with_the_reason(self):
+        (found,) = mistakes(None, MINIMAL | {"compute_dtype": "float16"})
+        assert "expected float32 or bfloat16 (float16 loses small gradients unless losses are scaled" in found
+
 
 class TestContradictions:
     @pytest.mark.parametrize(
@@ -242,6 +246,10 @@ class TestContradictions:
             ({"prompt": "{text}"}, "is for causal-lm and summarization"),
             ({"task": "causal-lm", "prompt": "Say:"}, "has no place for the text"),
             ({"method": "lora", "freeze": ["embeddings"]}, "has no effect with method"),
+            ({"method": "bitfit", "lora_variant": "dora"}, 'has no effect with method = "bitfit"'),
+            ({"method": "head", "freeze": ["embeddings"]}, 'has no effect with method = "head"'),
+            ({"method": "head", "trainable": ["block 1"]}, 'has no effect with method = "head"'),
+            ({"freeze": ["block 0"], "trainable": ["block 1"]}, "from two ends; give one"),
             ({"momentum": 0.9}, 'is for optimizer = "sgd"'),
             ({"micro_batches": 8, "batch_rows": 4}, "more than the 4 rows"),
             ({"warmup_steps": 10, "warmup_ratio": 0.1}, "exclude each other"),

@@ -2,10 +2,13 @@ import subprocess
 import sys
 from collections.abc import Callable
 
+import msgspec
+
 from coterie.ids import WorkerId
 from coterie.jobs.model_spec import ModelSpec
 from coterie.measure.device_profile import profile_device
 from coterie.measure.model_profile import profile_model
+from coterie.models import describe
 from coterie.profiles.cluster_profile import DeviceProfile
 
 Make = Callable[..., ModelSpec]
@@ -45,6 +48,20 @@ def test_every_kind_of_unit_gets_a_timing(bert: Make) -> None:
         ("matrix product", 4, 5),
         ("optimizer update", 5, 5),
     ]
+
+
+def test_the_speed_of_bfloat16_is_measured_where_a_run_computes_in_it(bert: Make) -> None:
+    assert profile(bert()).bfloat16_speed == 1.0
+    assert profile(msgspec.structs.replace(bert(), compute_dtype="bfloat16")).bfloat16_speed not in {0.0, 1.0}
+
+
+def test_nothing_goes_backward_below_what_is_trained(bert: Make) -> None:
+    spec = bert()
+    names = tuple(name for name, unit in describe(spec).unit_of.items() if unit != 5)
+    embedding, block, output = profile(bert(frozen=names)).timings
+    assert embedding.backward_s(4) < embedding.forward_s(4) / 10
+    assert block.backward_s(4) < block.forward_s(4) / 10
+    assert output.backward_s(4) > output.forward_s(4) / 10
 
 
 def test_a_throttled_device_is_slower_by_about_its_factor(bert: Make) -> None:

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coterie.planner.memory import (
+    FORWARD_RUNTIME_BYTES,
     HOLES_OF_STASH_PERCENT,
     HOLES_PERCENT,
     LINK_COPIES,
@@ -162,7 +163,7 @@ def test_below_what_is_trained_a_stage_takes_weights_working_memory_and_buffers_
     assert shallow.weights == 56 * MIB
     assert shallow.gradients == shallow.optimizer == shallow.weight_versions == shallow.activations == 0
     assert shallow.transient == 4 * MIB * TIGHT_ALLOCATOR_PERCENT // 100
-    assert shallow.buffers == RUNTIME_BYTES + LINK_COPIES * 2 * MIB
+    assert shallow.buffers == FORWARD_RUNTIME_BYTES + LINK_COPIES * 2 * MIB
 
 
 def test_a_stage_across_the_lowest_trained_unit_saves_for_the_units_above_it_and_sends_no_gradient(make_model):
