@@ -14,10 +14,12 @@ import transformers
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from coterie.coordinator.prompt_groups import Prompts
 from coterie.jobs.generation_spec import GenerationSpec
 from coterie.models import FolderWeights, build_stage, make_forward_spec, open_model
 from coterie.models.generation import GenerationStage
 from coterie.pipeline.sampling import next_tokens
+from coterie.tasks.examples import Example
 
 BASE = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 48, "vocab_size": 61}
 SPECIAL = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": None}
@@ -147,3 +149,27 @@ def test_drawn_tokens_do_not_depend_on_the_cut(family: Family) -> None:
     assert whole.tolist() == two.tolist() == three.tolist()
     greedy, _ = write(family.stages(CUTS["two"]), ids, mask, GenerationSpec(max_new_tokens=NEW_TOKENS))
     assert greedy.tolist() != whole.tolist()
+
+
+def test_rows_end_at_any_of_the_end_tokens_as_in_generate(tmp_path: Path) -> None:
+    family = Family(*FAMILIES["llama"], tmp_path)
+    lengths = (9, 3, 6)
+    ids, mask = prompts(*lengths)
+    free, _ = family.generate(ids, mask)
+    ends = [free[0, 2].item(), free[1, 4].item()]
+    limit = GenerationSpec(max_new_tokens=NEW_TOKENS)
+    rows = tuple(row[len(row) - length :].numpy() for row, length in zip(ids, lengths, strict=True))
+    (group,) = Prompts(examples=(Example(),) * 3, ids=rows, stop_ids=frozenset(ends), pad_id=0, spec=limit).groups(3)
+    (stage,) = family.stages(CUTS["whole"])
+    first, padding = group.start()
+    kept = stage.begin(torch.from_numpy(first), torch.from_numpy(padding), NEW_TOKENS)
+    while not group.is_done:
+        group.take(next_tokens(stage.forward(kept, None), limit, rows=group.rows, position=group.position).numpy())
+        kept.append(torch.from_numpy(group.newest[:, 0].copy()))
+    written = family.whole.generate(
+        ids, attention_mask=mask, max_new_tokens=NEW_TOKENS, do_sample=False, eos_token_id=ends, pad_token_id=0
+    )[:, 9:]
+    assert written.shape[1] == group.position
+    for row, tokens in zip(group.rows, group.generated, strict=True):
+        assert [*tokens, *[0] * (group.position - len(tokens))] == written[row].tolist()
+    assert min(map(len, group.generated)) < NEW_TOKENS
