@@ -12,7 +12,13 @@ from tokenizers.models import WordPiece
 from tokenizers.normalizers import BertNormalizer
 from tokenizers.pre_tokenizers import BertPreTokenizer
 from tokenizers.processors import TemplateProcessing
-from transformers import BertConfig, BertForTokenClassification, BertModel, PreTrainedTokenizerFast
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    BertForTokenClassification,
+    BertModel,
+    PreTrainedTokenizerFast,
+)
 
 from coterie.cli.main import main
 
@@ -92,6 +98,24 @@ def tagger(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model.save_pretrained(folder)
     save_tokenizer(folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def save_labeller(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Saves a random model that labels, or scores, whole texts: `save_labeller(id2label={0: "bad", 1: "good"})`."""
+
+    def save(**settings: Any) -> Path:
+        folder = tmp_path_factory.mktemp("labeller") / "tiny-labeller"
+        torch.manual_seed(4)
+        model = BertForSequenceClassification(tiny_config(**settings))
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(torch.randn_like(parameter) * 0.3)
+        model.save_pretrained(folder)
+        save_tokenizer(folder)
+        return folder
+
+    return save
 
 
 @pytest.fixture(scope="session")

@@ -53,12 +53,16 @@ def run(args: argparse.Namespace) -> int:
 
     checkpoint = _chosen(CheckpointStore(args.folder / "checkpoints"), args)
     from coterie.models import open_model  # noqa: PLC0415 - as above
+    from coterie.models.skeleton import config_of  # noqa: PLC0415 - as above
+    from coterie.tasks.pad_token import LABELLING_CLASS, agree_on_pad  # noqa: PLC0415 - as above
     from coterie.tasks.tokenizer import load_tokenizer  # noqa: PLC0415 - as above
 
     if args.merge and checkpoint.manifest.terms.model.lora is None:
         raise UsageError("--merge is for runs with LoRA; this one trained the weights themselves", hint="drop --merge")
     source = open_model(args.base or checkpoint.manifest.base_model)
     tokenizer = load_tokenizer(source.path)
+    if checkpoint.manifest.terms.model.auto_class == LABELLING_CLASS:
+        agree_on_pad(tokenizer, config_of(checkpoint.manifest.terms.model).pad_token_id)
     if args.gguf is not None:
         from coterie.checkpoint.gguf_export import GgufOptions, export_gguf  # noqa: PLC0415 - as above
 
