@@ -4,6 +4,7 @@ import msgspec
 
 from coterie import __version__
 from coterie.checkpoint.manifest import Manifest
+from coterie.jobs.model_folder import GGUF
 
 
 class CardFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,12 +96,16 @@ def _usage(auto_class: str) -> list[str]:
 
 
 def _adapter_usage(auto_class: str, base_name: str) -> list[str]:
+    base = repr(base_name)
+    if base_name.endswith(GGUF):
+        folder, _, file = base_name.rpartition("/")
+        base = f'{folder or "."!r}, gguf_file={file!r}, dtype="float32"'
     return [
         "from peft import PeftModel",
         f"from transformers import AutoConfig, {auto_class}, AutoTokenizer",
         "",
         'folder = "path/to/this/folder"',
-        f"base = {auto_class}.from_pretrained({base_name!r}, config=AutoConfig.from_pretrained(folder))",
+        f"base = {auto_class}.from_pretrained({base}, config=AutoConfig.from_pretrained(folder))",
         "model = PeftModel.from_pretrained(base, folder)",
         "tokenizer = AutoTokenizer.from_pretrained(folder)",
     ]

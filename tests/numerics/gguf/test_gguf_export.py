@@ -1,5 +1,7 @@
 """What is exported to GGUF is read back by transformers with equal logits and tokens, and by us as a model again."""
 
+from typing import Any
+
 import gguf
 import pytest
 import torch
@@ -97,6 +99,20 @@ def test_adapters_are_merged_into_the_file(tmp_path, tokenizer):
     path = export_gguf(source, checkpoint, tokenizer, tmp_path / "m.gguf", GgufOptions(dtype="float32"))
     folder = export_model(source, checkpoint, tokenizer, tmp_path / "folder", ExportOptions(merge=True))
     assert torch.equal(logits(read_by_transformers(path)), logits(AutoModelForCausalLM.from_pretrained(folder)))
+
+
+def test_an_adapter_of_a_gguf_file_loads_on_what_transformers_makes_of_it_as_its_card_says(
+    tmp_path, tokenizer, make_gguf
+):
+    source, checkpoint = moved(tmp_path, open_model(make_gguf("llama", "Q8_0")), LoraSpec(rank=2, alpha=4))
+    folder = export_model(source, checkpoint, tokenizer, tmp_path / "folder")
+    merged = export_model(source, checkpoint, tokenizer, tmp_path / "merged", ExportOptions(merge=True))
+    code = (folder / "README.md").read_text().partition("```python\n")[2].partition("```")[0]
+    names: dict[str, Any] = {}
+    exec(code.replace("path/to/this/folder", str(folder)), names)  # noqa: S102 - what a reader of the card would run
+    expected = logits(AutoModelForCausalLM.from_pretrained(merged))
+    torch.testing.assert_close(logits(names["model"]), expected, rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(logits(read_by_transformers(source.gguf_file)), expected, atol=1e-3)
 
 
 @pytest.mark.parametrize(("dtype", "worst"), [("float16", 1e-3), ("bfloat16", 5e-3), ("q8_0", 6e-3)])
