@@ -173,12 +173,13 @@ def _refuse_what_would_be_lost(file: GgufFile, name: str) -> None:
 
 
 def _unknown(file: GgufFile, name: str) -> UnsupportedModelError:
-    from transformers.modeling_gguf_pytorch_utils import GGUF_SUPPORTED_ARCHITECTURES  # noqa: PLC0415 - heavy
+    from transformers.integrations.gguf import GGUF_CONFIG_ARCHS  # noqa: PLC0415 - heavy, as the next one
+    from transformers.modeling_gguf_pytorch_utils import GGUF_SUPPORTED_ARCHITECTURES  # noqa: PLC0415
 
-    known = sorted(set(GGUF_SUPPORTED_ARCHITECTURES) - {"general", "tokenizer", "t5", "umt5"})
+    known = {*GGUF_SUPPORTED_ARCHITECTURES, *GGUF_CONFIG_ARCHS} - {"general", "tokenizer", "t5", "umt5"}
     return UnsupportedModelError(
         f"{name} is a GGUF file of the family {file.architecture!r}, which transformers cannot read from GGUF",
-        hint=f"use the model's Hugging Face folder; GGUF files can be of {', '.join(known)}",
+        hint=f"use the model's Hugging Face folder; GGUF files can be of {', '.join(sorted(known))}",
     )
 
 

@@ -1,5 +1,6 @@
 """Tiny random models as GGUF files, written without any of the code under test."""
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,15 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("qwen3", {**SHAPE, "num_key_value_heads": 2, "head_dim": 32}),
     "gemma2": ("gemma2", {**SHAPE, "num_key_value_heads": 2, "head_dim": 16}),
     "phi3": ("phi3", {**SHAPE, "num_key_value_heads": 2, "pad_token_id": 0}),
+    "lfm2": (
+        "lfm2",
+        {
+            **SHAPE,
+            "num_key_value_heads": 2,
+            "block_auto_adjust_ff_dim": False,
+            "layer_types": ["conv", "full_attention", "conv"],
+        },
+    ),
     "gpt2": ("gpt2", {"n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 48}),
     "qwen3moe": (
         "qwen3_moe",
@@ -94,7 +104,14 @@ def _write_settings(writer: gguf.GGUFWriter, config: Any) -> None:
     writer.add_embedding_length(config.hidden_size)
     writer.add_head_count(config.num_attention_heads)
     writer.add_feed_forward_length(getattr(config, "intermediate_size", None) or 4 * config.hidden_size)
-    if hasattr(config, "rms_norm_eps"):
+    if config.model_type == "lfm2":
+        writer.add_layer_norm_rms_eps(config.norm_eps)
+        kinds = zip(config.layer_types, itertools.repeat(config.num_key_value_heads), strict=False)
+        writer.add_head_count_kv([heads if kind == "full_attention" else 0 for kind, heads in kinds])
+        writer.add_shortconv_l_cache(config.conv_L_cache)
+        writer.add_rope_freq_base(float(config.rope_parameters["rope_theta"]))
+        writer.add_vocab_size(config.vocab_size)
+    elif hasattr(config, "rms_norm_eps"):
         writer.add_layer_norm_rms_eps(config.rms_norm_eps)
         writer.add_head_count_kv(config.num_key_value_heads)
         width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -126,6 +143,8 @@ def _stored(architecture: str, config: Any, model: Any) -> list[tuple[str, np.nd
             continue
         if architecture == "gpt2" and name.endswith(".weight") and ("c_" in name):
             values = values.T
+        if name.endswith("conv.conv.weight"):
+            values = values.squeeze(1)
         found = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert found is not None, name
         stored.append(

@@ -23,7 +23,9 @@ from coterie.models.gguf_names import model_names
 from coterie.models.skeleton import empty_model
 
 TEXT = "AutoModelForCausalLM"
-FAMILIES = ("llama", "llama-tied", "qwen2", "qwen3", "gemma2", "phi3", "gpt2", "qwen3moe")
+OLD = ("llama", "llama-tied", "qwen2", "qwen3", "gemma2", "phi3", "gpt2", "qwen3moe")
+FAMILIES = (*OLD, "lfm2")
+"""The last by transformers' new conversion."""
 KEY = RandomKey(seed=1, step=0, micro_batch=0)
 
 
@@ -56,7 +58,7 @@ def test_every_tensor_is_the_one_that_transformers_loads(make_gguf, family):
         assert torch.equal(tensor, expected[name]), name
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", OLD)
 def test_names_are_paired_as_transformers_pairs_them(make_gguf, family):
     file = read_gguf(make_gguf(family))
     _, spec, _ = opened(file.path)
@@ -75,7 +77,7 @@ def test_the_config_is_the_one_that_transformers_reads(make_gguf, family):
     assert differing == stated.get(family, set())
 
 
-@pytest.mark.parametrize("family", ["llama-tied", "gpt2", "qwen3moe"])
+@pytest.mark.parametrize("family", ["llama-tied", "gpt2", "qwen3moe", "lfm2"])
 def test_stages_from_a_file_compute_what_transformers_whole_model_computes(make_gguf, family):
     path = make_gguf(family, "Q4_1")
     _, spec, weights = opened(path)
