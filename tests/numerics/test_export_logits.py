@@ -45,6 +45,8 @@ FAMILIES = {
     "mixtral": ("mixtral", CAUSAL, MOE),
     "qwen3-moe": ("qwen3_moe", CAUSAL, QWEN_MOE),
     "roberta-classes": ("roberta", CLASSES, {**BASE, "pad_token_id": 1}),
+    "gpt2-classes": ("gpt2", CLASSES, {"n_embd": 32, "n_layer": 3, "n_head": 4, "vocab_size": 61, "pad_token_id": 0}),
+    "llama-classes": ("llama", CLASSES, {**BASE, "num_key_value_heads": 2, "pad_token_id": 0}),
 }
 quiet_peft = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning", "ignore:fan_in_fan_out")
 """For tests that call PEFT themselves."""
@@ -163,7 +165,11 @@ def load_plain_base(case: Trained) -> torch.nn.Module:
 
 @quiet_peft
 @pytest.mark.parametrize(
-    "family", ["bert", "llama-tags", "llama-tied", "gpt2-tied", "mixtral", "qwen3-moe", "roberta-classes"]
+    "family",
+    [
+        *("bert", "llama-tags", "llama-tied", "gpt2-tied", "mixtral", "qwen3-moe", "roberta-classes", "gpt2-classes"),
+        "llama-classes",
+    ],
 )
 def test_an_adapter_folder_loads_in_plain_peft_with_equal_logits(tmp_path, family):
     case = trained(tmp_path, family, "lora")
