@@ -56,7 +56,7 @@ def read_text_splits(files: DataFiles, answers: Sequence[str]) -> TextSplits:
         found = _read(source, name, files.options, answers)
         if found.columns.answer is None and files.options.tagged:
             if not is_beside(files, name):
-                raise absent_column(found.file, None, answers, "label_column")
+                raise absent_column(found.file, None, answers[:4], "label_column")
             notes.append(left_out(name, found))
             continue
         read[name] = found

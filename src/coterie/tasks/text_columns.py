@@ -28,8 +28,8 @@ TEXTS = (
     *("title", "document", "tweet", "dialogue"),
 )
 LABELS = (
-    *("label", "gold_label", "labels", "quality", "is_duplicate", "class", "category", "intent", "sentiment"),
-    *("target", "score"),
+    *("label", "gold_label", "labels", "quality", "is_duplicate", "class", "category", "intent", "sentiment", "topic"),
+    *("section", "target", "score"),
 )
 SCORES = ("score", "label", "similarity_score", "similarity", "rating", "relatedness_score", "labels", "target")
 

@@ -13,7 +13,7 @@ from coterie.tasks.examples import LabelledText, ScoredText
 from coterie.tasks.label_metric import MOST_LABELS_SHOWN, LabelMetric
 from coterie.tasks.score_metric import ScoreMetric
 
-RELAXED = settings(deadline=None, max_examples=60)  # a busy machine is no failure
+RELAXED = settings(deadline=None, max_examples=30)  # a busy machine is no failure
 
 
 def labelled(gold, predicted, labels):
@@ -111,7 +111,7 @@ def test_scores_that_are_all_equal_have_the_correlation_0_and_the_report_says_wh
 def test_rows_without_a_score_are_left_out():
     metric = scored([None, 1.0, 2.0], [9.0, 1.0, 2.0])
     assert metric.result()["rows"] == 2
-    assert metric.result()["spearman"] == 1.0
+    assert metric.result()["spearman"] == pytest.approx(1.0)
     assert scored([], []).result()["spearman"] == 0.0
     assert scored([None], [1.0]).report() == "no row has a score to compare with"
 
