@@ -17,7 +17,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from coterie.coordinator.prompt_groups import Prompts
 from coterie.jobs.generation_spec import GenerationSpec
 from coterie.models import FolderWeights, build_stage, make_forward_spec, open_model
+from coterie.models.frozen_weights import PackedWeights
 from coterie.models.generation import GenerationStage
+from coterie.models.whole import load_whole_model
 from coterie.pipeline.sampling import next_tokens
 from coterie.tasks.examples import Example
 
@@ -149,6 +151,23 @@ def test_drawn_tokens_do_not_depend_on_the_cut(family: Family) -> None:
     assert whole.tolist() == two.tolist() == three.tolist()
     greedy, _ = write(family.stages(CUTS["two"]), ids, mask, GenerationSpec(max_new_tokens=NEW_TOKENS))
     assert greedy.tolist() != whole.tolist()
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8", "int4"])
+def test_weights_held_in_fewer_bits_write_what_the_whole_model_with_them_writes(tmp_path: Path, dtype: str) -> None:
+    family = Family("llama", {**GROUPED, "hidden_size": 64, "intermediate_size": 64}, tmp_path)
+    source = open_model(tmp_path)
+    spec = make_forward_spec(source, auto_class="AutoModelForCausalLM", frozen_dtype=dtype)
+    plain = family.generate(*prompts(9, 3, 6))[1]
+    family.whole = load_whole_model(spec, family.weights, use_cache=True).eval()
+    ids, mask = prompts(9, 3, 6)
+    expected, expected_logits = family.generate(ids, mask)
+    packed = PackedWeights(family.weights, spec)
+    stages = [GenerationStage(build_stage(spec, a, b, packed)) for a, b in itertools.pairwise(CUTS["three"])]
+    found, logits = write(stages, ids, mask, GenerationSpec(max_new_tokens=NEW_TOKENS))
+    torch.testing.assert_close(logits, expected_logits, rtol=1e-4, atol=1e-4)
+    assert found.tolist() == expected.tolist()
+    assert not torch.equal(plain[0], logits[0])
 
 
 def test_rows_end_at_any_of_the_end_tokens_as_in_generate(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from coterie.coordinator.members import Member, Members
 from coterie.coordinator.prompt_groups import PromptGroup, Prompts
 from coterie.errors import ProtocolError
 from coterie.ids import COORDINATOR
+from coterie.models.frozen_weights import PackedWeights
 from coterie.models.stage import build_stage
 from coterie.planner.plan import Plan
 from coterie.tasks.examples import IntArray
@@ -39,7 +40,8 @@ def generate_here(job: Job, prompts: Prompts, rows: int, progress: Progress) -> 
     from coterie.models.generation import GenerationStage  # noqa: PLC0415 - loads transformers
     from coterie.pipeline.sampling import next_tokens  # noqa: PLC0415 - beside it
 
-    stage = GenerationStage(build_stage(job.spec, 0, job.anatomy.unit_count, job.weights))
+    weights = PackedWeights(job.weights, job.spec)
+    stage = GenerationStage(build_stage(job.spec, 0, job.anatomy.unit_count, weights))
     found: Generated = {}
     for group in prompts.groups(rows):
         ids, mask = (None if array is None else torch.from_numpy(array) for array in group.start())
