@@ -23,6 +23,7 @@ from coterie.tasks.batches import BatchSettings, batch_shapes, steps_per_epoch
 from coterie.tasks.catalog import get_task
 from coterie.tasks.data_summary import EncodedSplit, encode_split
 from coterie.tasks.examples import EncodedExample
+from coterie.tasks.language_rows import field_of_bare_texts
 from coterie.tasks.pad_token import LABELLING_CLASS, agree_on_pad
 from coterie.tasks.task import DataFiles, ReshapingTask, Split, Task
 from coterie.tasks.tokenizer import LoadedTokenizer, check_vocabulary, context_limit, load_tokenizer
@@ -40,6 +41,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         model_profile: Counted at the longest and the mean padded length of this run's micro-batches.
         data_digest, base_digest: What `coterie.checkpoint.resume` compares.
         notes: What the user should know of model, tokenizer and data.
+        text_field: See `Manifest`; taken from the rows as they were read, since packed ones are no rows of the data.
         forward_only: Nothing is trained: a split is only predicted or evaluated.
         prompts: Of a forward-only job whose answers are generated: what to continue, a prompt for each row.
         wants_logits: A forward-only job runs its rows through the model as they are; off where they are only continued.
@@ -59,6 +61,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     data_digest: str
     base_digest: str
     notes: tuple[str, ...]
+    text_field: str = ""
     forward_only: bool = False
     prompts: Prompts | None = None
     wants_logits: bool = True
@@ -132,6 +135,7 @@ def prepare_job(recipe: Recipe, run: RunId, tell: Callable[[str], None]) -> Job:
         data_digest=_data_digest(encoded["train"].rows),
         base_digest=_base_digest(source),
         notes=(*tokenizer.notes, *notes, *new_layers),
+        text_field=field_of_bare_texts(splits["train"].examples),
     )
 
 

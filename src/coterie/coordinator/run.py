@@ -24,7 +24,6 @@ from coterie.coordinator.trainer import Trainer
 from coterie.errors import InterruptedRunError, NonFiniteLossError
 from coterie.metrics.records import PlanRecord, StartRecord, SummaryRecord
 from coterie.planner.plan import Plan
-from coterie.tasks.language_rows import field_of_bare_texts
 from coterie.units import format_seconds
 
 LOSS_TAIL = 50
@@ -166,7 +165,7 @@ class TrainingRun:
                 data_position=position,
                 samples_seen=epoch * job.training_rows + position * job.recipe.train.batch_rows,
                 base_model=job.recipe.model.name,
-                text_field=field_of_bare_texts(job.splits["train"].examples),
+                text_field=job.text_field,
                 loss_tail=tuple(loss for loss in books.losses[-LOSS_TAIL:] if math.isfinite(loss)),
                 libraries=_libraries(),
             )
