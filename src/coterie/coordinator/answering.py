@@ -30,12 +30,12 @@ def make_prompts(
     Raises:
         RecipeError: The context leaves no room for a prompt.
     """
-    settings = recipe.generate
+    new_tokens = recipe.generate.max_new_tokens
     context = context_limit(tokenizer, model_positions=anatomy.context_length)
-    room = context - settings.max_new_tokens
+    room = context - new_tokens
     if room < 1:
         raise RecipeError(
-            f"generate.max_new_tokens is {settings.max_new_tokens}, and the model's context holds {context} tokens, "
+            f"generate.max_new_tokens is {new_tokens}, and the model's context holds {context} tokens, "
             "which leaves no room for a prompt",
             hint="generate fewer tokens with --max-new-tokens",
         )
@@ -46,9 +46,9 @@ def make_prompts(
         stop_ids=frozenset(task.stop_ids(tokenizer)) | frozenset(end_ids(source)),
         pad_id=tokenizer.pad_token_id,
         spec=GenerationSpec(
-            max_new_tokens=settings.max_new_tokens,
-            temperature=settings.temperature,
-            top_p=settings.top_p,
+            max_new_tokens=new_tokens,
+            temperature=recipe.generate.temperature,
+            top_p=recipe.generate.top_p,
             seed=recipe.train.seed,
         ),
     )
