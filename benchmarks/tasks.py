@@ -43,8 +43,8 @@ def quick(setting: Setting) -> Setting:
 def show_losses(report: Report, found: Sequence[Comparison]) -> None:
     rows = []
     for task in found:
-        first, last = ((losses[index] for losses in (task.our_losses, task.plain_losses)) for index in (0, -1))
-        losses = [f"{loss:.6f}" for loss in (*first, *last)]
+        sides = (task.our_losses, task.plain_losses)
+        losses = [f"{side[index]:.6f}" for index in (0, -1) for side in sides]
         rows.append((task.setting.name, len(task.our_losses), *losses, f"{task.loss_difference:.1e}"))
     columns = ("", "steps", "first: coterie", "plain loop", "last: coterie", "plain loop", "largest difference")
     report.table("losses, dropout off, same order", columns, rows)
