@@ -5,6 +5,7 @@ Each tiny random model is saved, loaded whole by `from_pretrained` and, unit ran
 are compared bit for bit; where both ends of a tied matrix add up, to 1e-6.
 """
 
+import copy
 import itertools
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -13,9 +14,11 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from peft import LoraConfig, get_peft_model
 from torch.nn import functional
 from transformers import AutoConfig
 
+from coterie.jobs.model_spec import LoraSpec
 from coterie.models import (
     Anatomy,
     FolderWeights,
@@ -27,6 +30,7 @@ from coterie.models import (
     open_model,
     seed_for,
 )
+from coterie.models.adapters import clean_name
 
 TAGS = "AutoModelForTokenClassification"
 TEXT = "AutoModelForCausalLM"
@@ -201,7 +205,7 @@ def run_split(
     sent: list[torch.Tensor] = []
     hidden: torch.Tensor | None = None
     for stage in stages:
-        hidden = None if hidden is None else hidden.detach().clone().requires_grad_()
+        hidden = None if hidden is None else hidden.detach().clone().requires_grad_(hidden.requires_grad)
         received.append(hidden)
         hidden = stage.forward(inputs, hidden, KEY, recompute=recompute)
         sent.append(hidden)
@@ -209,7 +213,8 @@ def run_split(
     loss.backward()
     for earlier, later in zip(reversed(sent[:-1]), reversed(received), strict=False):
         assert later is not None
-        earlier.backward(later.grad)
+        if earlier.requires_grad:  # nothing goes below everything that is trained
+            earlier.backward(later.grad)
     return loss.detach()
 
 
@@ -262,3 +267,39 @@ def test_dropout_is_on_and_depends_on_the_key_alone(family: Family, request: pyt
         other = stage.forward(family.inputs, None, KEY._replace(micro_batch=2))
     assert torch.equal(first, again)
     assert torch.equal(first, other) == any(name in request.node.name for name in WITHOUT_DROPOUT)
+
+
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")  # raised inside PEFT
+@pytest.mark.filterwarnings("ignore:fan_in_fan_out:UserWarning")  # PEFT notices GPT-2's transposed layers
+def test_a_cut_model_with_adapters_has_the_loss_and_every_adapters_gradient_of_plain_peft(family: Family) -> None:
+    spec = make_model_spec(
+        family.source,
+        auto_class=family.spec.auto_class,
+        config_overrides={},
+        seed=KEY.seed,
+        method="lora",
+        lora=LoraSpec(rank=3, alpha=5, dropout=0.2, target_modules=("all-linear",)),
+    )
+    assert spec.lora is not None
+    weights = FolderWeights(family.source, spec)
+    config = LoraConfig(r=3, lora_alpha=5, lora_dropout=0.2, target_modules=list(spec.lora.target_modules))
+    plain = get_peft_model(copy.deepcopy(family.whole), config).train()
+    adapters = {clean_name(n.removeprefix("base_model.model.")): p for n, p in plain.named_parameters() if "lora_" in n}
+    stages = [build_stage(spec, a, b, weights) for a, b in itertools.pairwise(CUTS[0])]
+    generator = torch.Generator().manual_seed(2)
+    with torch.no_grad():
+        for parameter in adapters.values():
+            parameter.normal_(std=0.1, generator=generator)  # B starts at zero, which would hide A's gradient
+        for stage in stages:
+            for name, parameter in stage.trainable().items():
+                if name in adapters:
+                    parameter.copy_(adapters[name])
+    family.set_key(KEY)
+    loss = family.loss(plain(**family.inputs).logits)
+    loss.backward()
+    assert torch.equal(run_split(stages, family.inputs, family.loss, recompute=False), loss.detach())
+    found = summed_gradients(stages)
+    expected = {name: p.grad for name, p in adapters.items() if p.grad is not None}  # Mamba goes around some adapters
+    assert expected.keys() == {name for name in found if ".lora_" in name} != set()
+    for name, gradient in expected.items():
+        assert torch.equal(found[name], gradient), name
