@@ -1,8 +1,7 @@
 """Slices of real data sets, a training and a test file for each task, small enough for minutes of one core.
 
 Which rows: drawn by a fixed seed from those that are short enough, training rows from the set's training split, test
-rows from its other splits and with labels that the training rows have. Of named entities, whose other splits are
-small, the test rows also come from training sentences that are not trained on.
+rows from its other splits and with labels that the training rows have.
 """
 
 import json
@@ -69,7 +68,7 @@ def _entities(folder: Path, sizes: Sizes) -> Slices:
         for split in ("train", "dev", "test")
     }
     random.Random(0).shuffle(blocks["train"])
-    held_out = (*blocks["dev"], *blocks["test"], *blocks["train"][sizes.train :])
+    held_out = (*blocks["dev"], *blocks["test"])
     files = {"train": folder / "train.conll", "test": folder / "test.conll"}
     files["train"].write_text("\n\n".join(blocks["train"][: sizes.train]) + "\n", encoding="utf-8")
     files["test"].write_text("\n\n".join(held_out[: sizes.test]) + "\n", encoding="utf-8")

@@ -111,6 +111,7 @@ def main() -> int:
                 continue
             found.append(bench.compare(quick(setting) if arguments.quick else setting, seeds))
             show_quality(report, found[-1])
+            report.note(f"losses of {steps} steps differ by at most {found[-1].loss_difference:.1e}")
     show_losses(report, found)
     show_gaps(report, found)
     report.figure("tasks", len(found), at_least=len(SETTINGS))
