@@ -182,6 +182,12 @@ def _adapters(source: ModelSource, plain: ModelSpec, anatomy: Anatomy, wished: L
             hint="leave `freeze` out with LoRA; `trainable` chooses where adapters go",
         )
     resolved = resolve_lora(empty_model(plain), wished, anatomy.blocks_name, _task_layers(anatomy, source, plain))
+    shared = [name for name in resolved.target_modules if f"{name}.weight" in anatomy.slots]
+    if shared:
+        raise RecipeError(
+            f"{shared[0]} uses the embedding's matrix (tied), and an adapter there could not be merged into either end",
+            hint=f"leave {shared[0]} out of lora_targets",
+        )
     if choice.trainable:
         resolved = msgspec.structs.replace(resolved, target_modules=adapted_in(anatomy, resolved, choice.trainable))
     return _accepted_by_peft(plain, resolved, named=wished.target_modules not in {(), ("auto",), ("all-linear",)})

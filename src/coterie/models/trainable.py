@@ -106,7 +106,7 @@ def matching(anatomy: Anatomy, patterns: Iterable[str], setting: Setting) -> fro
     """Parameters that patterns mean.
 
     A pattern is a unit (`embedding`, `block 3`, `output layer`), a range of blocks with both ends in it (`block 4..5`,
-    `block 4..`), or a glob of parameter names.
+    `block 4..`), or a glob of parameter names. A matrix that both ends use is part of both, under each of its names.
 
     Raises:
         RecipeError: A pattern matches nothing.
@@ -115,6 +115,9 @@ def matching(anatomy: Anatomy, patterns: Iterable[str], setting: Setting) -> fro
     for pattern in patterns:
         units = _units(anatomy, pattern)
         found = {name for name, unit in anatomy.unit_of.items() if unit in units or fnmatchcase(name, pattern)}
+        found |= {name for slot, name in anatomy.slots.items() if fnmatchcase(slot, pattern)}
+        if anatomy.tied is not None and anatomy.unit_count - 1 in units:
+            found.add(anatomy.tied.name)
         if not found:
             raise RecipeError(
                 f"the {setting} pattern {pattern!r} matches no parameter",

@@ -118,6 +118,12 @@ class AdapterWeights:
                 self._pairs[anatomy.slots.get(name, name)] = tensor, tensors[f"{_PREFIX}{module}.lora_B.weight"]
             elif not name.endswith(".lora_B.weight"):
                 self._whole[anatomy.slots.get(name, name)] = tensor
+        tied = sorted(name for name in self._pairs if anatomy.tied is not None and name == anatomy.tied.name)
+        if tied:
+            raise UnsupportedModelError(
+                f"the adapter {folder} adapts {tied[0]}, which both ends of the model use, at one end only",
+                hint="no merged weight can do that; use it with PEFT itself",
+            )
         strange = sorted((self._pairs.keys() | self._whole.keys()) - anatomy.unit_of.keys())
         if strange:
             raise ModelError(

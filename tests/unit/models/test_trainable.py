@@ -106,8 +106,21 @@ def test_head_without_a_task_layer_is_refused_with_another_way(tied_llama: Path)
     with pytest.raises(RecipeError, match="no task layer") as caught:
         spec_of(tied_llama, "AutoModelForCausalLM", method="head")
     assert 'trainable = ["output layer"]' in caught.value.hint
-    chosen = spec_of(tied_llama, "AutoModelForCausalLM", trainable_patterns=["output layer"])
-    assert trained_units(chosen) == [4]
+
+
+@pytest.mark.parametrize("pattern", ["output layer", "lm_head.*", "embeddings"])
+def test_a_matrix_that_both_ends_use_is_part_of_both(tied_llama: Path, pattern: str) -> None:
+    chosen = describe(spec_of(tied_llama, "AutoModelForCausalLM", trainable_patterns=[pattern])).trainable_names
+    assert "model.embed_tokens.weight" in chosen
+    frozen = describe(spec_of(tied_llama, "AutoModelForCausalLM", frozen_patterns=[pattern])).trainable_names
+    assert "model.embed_tokens.weight" not in frozen
+    assert ("model.norm.weight" in chosen) == (pattern == "output layer")
+
+
+def test_no_adapter_goes_to_an_output_layer_that_is_the_embedding(tied_llama: Path) -> None:
+    with pytest.raises(RecipeError, match="lm_head uses the embedding's matrix") as caught:
+        spec_of(tied_llama, "AutoModelForCausalLM", method="lora", lora=LoraSpec(target_modules=("lm_head", "q_proj")))
+    assert "leave lm_head out" in caught.value.hint
 
 
 def test_head_leaves_nothing_to_choose(bert_base: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import peft
 import pytest
 import torch
-from transformers import AutoModelForTokenClassification
+from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 
 from coterie.errors import ModelError, UnsupportedModelError
 from coterie.models import describe, load_whole_model, make_forward_spec
@@ -109,3 +109,14 @@ def test_a_damaged_adapter_is_named(save_adapter: Callable[..., tuple[Path, Any]
 def use(folder: Path) -> None:
     trained = open_trained(folder)
     trained.weights(make_forward_spec(trained.source, auto_class=TAGS))
+
+
+def test_an_adapter_at_one_end_of_a_tied_matrix_is_not_merged_into_both(tied_llama: Path, tmp_path: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(tied_llama)
+    with pytest.warns(UserWarning, match="tie_word_embeddings"):
+        wrapped = peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=["lm_head"]))
+    wrapped.save_pretrained(tmp_path / "adapter", save_embedding_layers=False)
+    trained = open_trained(tmp_path / "adapter")
+    spec = make_forward_spec(trained.source, auto_class="AutoModelForCausalLM")
+    with pytest.raises(UnsupportedModelError, match="which both ends of the model use, at one end only"):
+        trained.weights(spec)
