@@ -169,7 +169,8 @@ def _rows_of(data: DataSource | Sequence[str], recipe: Recipe) -> DataSource:
     record = read_record(Path(recipe.model.name))
     learnt = record.text_field if record is not None and record.task == recipe.data.task else ""
     named = recipe.data.text_column
-    column = named if isinstance(named, str) else learnt or TEXT_FIELD
+    asked = "instruction" if recipe.data.prompt and recipe.data.task == "causal-lm" else TEXT_FIELD
+    column = named if isinstance(named, str) else learnt or asked
     return [{column: str(text)} for text in data]
 
 

@@ -1,12 +1,23 @@
 """Options that exclude each other, or make no sense together: what a single value's range cannot say."""
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import msgspec
 
-from coterie.config.recipe import DataSection, Recipe, TrainSection
+from coterie.config.recipe import DataSection, GenerateSection, Recipe, TaskName, TrainSection
 from coterie.units import counted, parse_memory
+
+_TASKS_WITH: Mapping[str, tuple[TaskName, ...]] = {
+    "packing": ("causal-lm",),
+    "prompt": ("causal-lm", "summarization"),
+    "label_names": ("token-classification", "sequence-classification"),
+    "sentence_column": ("token-classification",),
+    "pair_column": ("sequence-classification", "regression", "causal-lm"),
+}
+"""The tasks for which a field of `data` means something, where it does not for all."""
+
+_WRITING: tuple[TaskName, ...] = ("causal-lm", "summarization")
 
 
 class Contradiction(msgspec.Struct, frozen=True, kw_only=True):
@@ -20,6 +31,7 @@ class Contradiction(msgspec.Struct, frozen=True, kw_only=True):
 def contradictions(recipe: Recipe) -> Iterator[Contradiction]:
     """Everything contradictory in `recipe`. A written-out default never is: a run's own recipe has them all."""
     yield from _data(recipe.data)
+    yield from _generation(recipe)
     yield from _method(recipe.train)
     yield from _batches(recipe.train)
     yield from _devices(recipe)
@@ -34,22 +46,44 @@ def contradictions(recipe: Recipe) -> Iterator[Contradiction]:
 
 
 def _data(data: DataSection) -> Iterator[Contradiction]:
-    if data.packing and data.task != "causal-lm":
+    for key, tasks in _TASKS_WITH.items():
+        value = getattr(data, key)
+        is_given = value is not None and value is not False and value != ()  # a column may be 0
+        if is_given and data.task not in tasks:
+            yield Contradiction(
+                key=f"data.{key}",
+                text=f'is for task = {_either(tasks)}, but the task is "{data.task}"; leave it out',
+                others=("data.task",),
+            )
+    twice = next((name for name in data.label_names if data.label_names.count(name) > 1), None)
+    if twice is not None:
         yield Contradiction(
-            key="data.packing",
-            text=f'is for task = "causal-lm", but the task is "{data.task}"; leave it out',
-            others=("data.task",),
+            key="data.label_names", text=f"names {twice!r} twice: every integer needs a name of its own"
         )
-    if data.prompt is None:
+    if data.prompt is None or data.task not in _WRITING:
         return
-    if data.task not in {"causal-lm", "summarization"}:
-        yield Contradiction(
-            key="data.prompt",
-            text=f'is for causal-lm and summarization, but the task is "{data.task}"; leave it out',
-            others=("data.task",),
-        )
-    elif "{text}" not in data.prompt:
+    if "{text}" not in data.prompt:
         yield Contradiction(key="data.prompt", text="has no place for the text: write {text} where it belongs")
+    elif data.task == "summarization" and "{input}" in data.prompt:
+        yield Contradiction(
+            key="data.prompt", text="names {input}, and a text to summarize has no second column", others=("data.task",)
+        )
+
+
+def _generation(recipe: Recipe) -> Iterator[Contradiction]:
+    if recipe.data.task in _WRITING:
+        return
+    for key in GenerateSection.__struct_fields__:
+        if getattr(recipe.generate, key) != getattr(GenerateSection(), key):
+            yield Contradiction(
+                key=f"generate.{key}",
+                text=f'is for task = {_either(_WRITING)}, but the task is "{recipe.data.task}"; leave it out',
+                others=("data.task",),
+            )
+
+
+def _either(tasks: tuple[TaskName, ...]) -> str:
+    return " or ".join(f'"{task}"' for task in tasks)
 
 
 def _method(train: TrainSection) -> Iterator[Contradiction]:
