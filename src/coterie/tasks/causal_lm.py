@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, ClassVar, assert_never
 import msgspec
 import numpy as np
 
-from coterie.errors import UsageError
+from coterie.errors import RecipeError, UsageError
 from coterie.tasks.chats import ASSISTANT, chat_prompt, chat_tokens, has_chat_template
 from coterie.tasks.examples import IGNORED_LABEL, EncodedExample, Example, IntArray, LabelArray, PredictedArray
 from coterie.tasks.language_encoding import TokenRow, cut_left, encode_tokens, pack_rows
 from coterie.tasks.language_metrics import LanguageMetric, RougeMetric
 from coterie.tasks.language_rows import Chat, Instruction, Message, TextDocument
 from coterie.tasks.language_writers import to_jsonl, write_jsonl
-from coterie.tasks.read_language import read_language
+from coterie.tasks.read_language import LanguageFile, read_language
 from coterie.tasks.splits import split_sources
 from coterie.tasks.task import DataFiles, Split, TaskData
 from coterie.tasks.templates import (
@@ -72,6 +72,8 @@ class CausalLm(msgspec.Struct, frozen=True, kw_only=True):
         splits = {}
         for name, source in split_sources(files).items():
             read = read_language(source, split=name, options=files.options)
+            if name == "train" and files.options.tagged:
+                _check_prompt_is_used(files, read)
             splits[name] = Split(name=name, source=read.source, examples=read.examples)
         task = CausalLm(template=files.prompt, packing=files.packing)
         return TaskData(task=task, splits=splits, config_overrides={})
@@ -157,7 +159,8 @@ class CausalLm(msgspec.Struct, frozen=True, kw_only=True):
                 ids = chat_prompt(tokenizer, _asked(row), row.line)
             case _:
                 assert_never(row)
-        return cut_left(ids or list(turn_end_ids(tokenizer)), kept_first, max_tokens)
+        ids = ids or [tokenizer.pad_token_id if tokenizer.end_id is None else tokenizer.end_id]
+        return cut_left(ids, kept_first, max_tokens)
 
     def stop_ids(self, tokenizer: "LoadedTokenizer") -> tuple[int, ...]:
         """See `GenerativeTask`."""
@@ -204,6 +207,19 @@ class CausalLm(msgspec.Struct, frozen=True, kw_only=True):
                 return chat_tokens(tokenizer, row.messages, row.line)
             case _:
                 assert_never(row)
+
+
+def _check_prompt_is_used(files: DataFiles, read: LanguageFile) -> None:
+    """A prompt, or an input beside the text, for rows that have no place for either would be left out in silence."""
+    if any(isinstance(example, Instruction) for example in read.examples):
+        return
+    kind = "chats" if isinstance(read.examples[0], Chat) else "texts, all of which is learnt"
+    for option, value in (("prompt", files.prompt), ("pair_column", files.options.pair_column)):
+        if value is not None:
+            raise RecipeError(
+                f"`{option}` is for instructions with answers, but the rows of {read.source} are {kind}",
+                hint=f"leave {option} out, or name the columns of question and answer (text_column, label_column)",
+            )
 
 
 def language_notes(examples: Sequence[Example], tokenizer: "LoadedTokenizer", template: str | None) -> tuple[str, ...]:

@@ -86,13 +86,15 @@ def _plain_chat_tokens(tokenizer: LoadedTokenizer, messages: Sequence[Message]) 
 def _grown_chat_tokens(tokenizer: LoadedTokenizer, messages: Sequence[Message], line: int) -> TokenRow | None:
     """A chat rendered turn by turn: what an assistant's turn adds to what it is asked with is learnt.
 
-    None if the template writes earlier turns differently when more follows.
+    None if the template writes earlier turns differently when more follows, or the assistant begins.
     """
     row = TokenRow([], [])
     done = ""
     for index, message in enumerate(messages):
         if message.role != ASSISTANT:
             continue
+        if index == 0:
+            return None  # it answers nothing, and no template writes an empty chat
         before = render_chat(tokenizer, messages[:index], line, answers=True)
         through = render_chat(tokenizer, messages[: index + 1], line)
         if not before.startswith(done) or not through.startswith(before):

@@ -113,9 +113,14 @@ def _reader_for(rows: RowFile, options: ReadOptions) -> Callable[[Row, str], Exa
     text = _column(rows, names, options.text_column, usual, "the text")
     if isinstance(first[text], list | tuple):
         return lambda row, where: Chat(messages=_messages(row.fields.get(text), where), line=row.line)
+    if options.text_column is None and text.strip().lower() in CHAT_COLUMNS:
+        _messages(first[text], rows.where(0))  # no text to learn as it is, though it may be one: JSON within a string
     if not _is_instruction(text, names, options):
         return lambda row, where: TextDocument(text=_text(row, text, where, "the text"), line=row.line)
-    context = find_column(names, options.pair_column, CONTEXT_COLUMNS)
+    every = list(dict.fromkeys(name for row in rows.rows for name in row.fields))  # the first row may lack its input
+    context = find_column(every, options.pair_column, CONTEXT_COLUMNS)
+    if context is None and options.pair_column is not None:
+        raise _no_column(rows, options.pair_column, CONTEXT_COLUMNS, "the input")
     answer = find_column(names, options.label_column, ANSWER_COLUMNS)
     if options.tagged and answer is None:
         raise _no_column(rows, options.label_column, ANSWER_COLUMNS, "the answer")

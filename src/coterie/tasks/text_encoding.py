@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 def encode_texts(
     text: str, pair: str | None, answer: LabelArray, tokenizer: "LoadedTokenizer", max_tokens: int
 ) -> EncodedExample:
-    """Token ids and token types with special tokens; too long a pair loses tokens of its longer text first.
+    """At least one token, token types with them; too long a pair loses tokens of its longer text first.
 
     Args:
         text: The text.
@@ -27,8 +27,12 @@ def encode_texts(
     if truncated:
         encoding = tokenizer.hf(text, pair, truncation="longest_first", max_length=max_tokens, verbose=False)
     types = encoding.get("token_type_ids")
+    ids = encoding["input_ids"]
+    if not ids:
+        # An empty text, and a tokenizer that puts nothing around it (GPT-2's): no model reads a row of no tokens.
+        ids, types = [tokenizer.pad_token_id if tokenizer.end_id is None else tokenizer.end_id], types and [0]
     return EncodedExample(
-        input_ids=np.asarray(encoding["input_ids"], dtype=np.int64),
+        input_ids=np.asarray(ids, dtype=np.int64),
         labels=answer,
         token_type_ids=None if types is None else np.asarray(types, dtype=np.int64),
         truncated=truncated,

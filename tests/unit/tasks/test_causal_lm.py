@@ -10,6 +10,7 @@ from coterie.tasks.collate import collate
 from coterie.tasks.data_summary import encode_split
 from coterie.tasks.examples import IGNORED_LABEL, EncodedExample, Example
 from coterie.tasks.language_rows import Chat, Instruction, Message, TextDocument
+from coterie.tasks.readers.options import ReadOptions
 from coterie.tasks.task import DataFiles, Split
 from coterie.tasks.tokenizer import LoadedTokenizer
 
@@ -158,6 +159,23 @@ def test_a_template_that_writes_a_turn_differently_when_more_follows_is_searched
 
     assert encoded.input_ids.tolist() == thinking.hf.apply_chat_template(messages, return_dict=True)["input_ids"]
     assert learnt(encoded, thinking) == "yo<|im_end|>ok<|im_end|>"
+
+
+def test_a_chat_that_the_assistant_begins_is_learnt_from_its_first_word(chat_tokenizer: LoadedTokenizer) -> None:
+    row = chat(("assistant", "hello"), ("user", "hi"), ("assistant", "yo"))
+    messages = [{"role": turn.role, "content": turn.content} for turn in row.messages]
+
+    encoded = CausalLm().encode(row, chat_tokenizer, 200)
+
+    assert encoded.input_ids.tolist() == chat_tokenizer.hf.apply_chat_template(messages, return_dict=True)["input_ids"]
+    assert learnt(encoded, chat_tokenizer) == "hello<|im_end|>yo<|im_end|>"
+
+
+@pytest.mark.parametrize("options", [{"prompt": "Q: {text}"}, {"options": ReadOptions(pair_column="input")}])
+@pytest.mark.parametrize("row", [{"text": "a"}, {"messages": [{"role": "assistant", "content": "a"}]}])
+def test_a_prompt_or_an_input_that_no_row_has_a_place_for_is_refused(row: object, options: dict[str, object]) -> None:
+    with pytest.raises(RecipeError, match="is for instructions with answers"):
+        CausalLm().prepare(DataFiles(train=[row], **options))
 
 
 def test_a_template_that_changes_the_assistants_words_is_refused(chat_tokenizer: LoadedTokenizer) -> None:

@@ -80,6 +80,14 @@ def test_instructions_are_known_by_their_columns() -> None:
     assert read([{"prompt": "a", "completion": "b"}]) == (Instruction(text="a", answer="b"),)
 
 
+def test_an_input_that_the_first_row_lacks_is_read_from_the_others() -> None:
+    rows = [{"instruction": "Sing.", "output": "la"}, {"instruction": "Add.", "input": "1 2", "output": "3"}]
+
+    assert read(rows) == (Instruction(text="Sing.", answer="la"), Instruction(text="Add.", context="1 2", answer="3"))
+    with pytest.raises(DataError, match="no column 'inputs'"):
+        read(rows, pair_column="inputs")
+
+
 def test_named_columns_make_instructions_of_any_row() -> None:
     row = {"title": "T", "body": "B", "reply": "R"}
 
@@ -94,6 +102,11 @@ def test_chats_are_read_in_both_usual_forms() -> None:
     shared = {"conversations": [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "yo"}]}
 
     assert read([plain]) == read([shared]) == (Chat(messages=messages),)
+
+
+def test_a_chat_written_as_a_string_is_not_learnt_as_a_text() -> None:
+    with pytest.raises(DataError, match="the chat is no list of messages"):
+        read([{"messages": '[{"role": "user", "content": "hi"}]'}])
 
 
 def test_answers_are_not_needed_where_they_are_asked_for() -> None:

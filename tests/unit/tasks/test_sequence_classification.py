@@ -207,9 +207,10 @@ def test_truncated_rows_are_counted_in_the_summary(pair_tokenizer):
     assert "1 rows are longer than the context" in encoded.summary.describe()
 
 
-def test_a_text_without_any_token_still_makes_a_row(byte_level):
-    row = TASK.encode(LabelledText(text="", label="bad"), LoadedTokenizer(byte_level, "tiny"), 10)
-    assert row.tokens == 0
+def test_a_text_without_any_token_makes_a_row_that_a_model_can_read(byte_level):
+    tokenizer = LoadedTokenizer(byte_level, "tiny")
+    row = TASK.encode(LabelledText(text="", label="bad"), tokenizer, 10)
+    assert row.input_ids.tolist() == [tokenizer.end_id]
     assert row.labels.tolist() == 0
 
 
