@@ -1,9 +1,8 @@
 """Quality on held-out data, by the same pipeline, forward only."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
-import numpy as np
 
 from coterie.clock import Clock
 from coterie.coordinator.feeders import EvaluationFeeder
@@ -11,7 +10,8 @@ from coterie.coordinator.job import Job
 from coterie.coordinator.trainer import Trainer
 from coterie.errors import ProtocolError
 from coterie.metrics.records import EvaluationRecord
-from coterie.tasks.examples import PredictedArray
+from coterie.tasks.examples import EncodedExample, PredictedArray
+from coterie.tasks.task import Task
 from coterie.tensors.codecs import decode
 from coterie.transport.frame import Frame
 
@@ -27,7 +27,7 @@ async def predict_split(
         Predictions by row index, each (T,) or (), T including padding; the loss sum.
 
     Raises:
-        ProtocolError: The last stage sent predictions of another shape.
+        ProtocolError: What the last stage sent is no prediction of these rows.
     """
     feeder = EvaluationFeeder(job, split, trainer.plan.micro_batches)
     predicted: dict[int, PredictedArray] = {}
@@ -37,13 +37,29 @@ async def predict_split(
         if len(frame.buffers) != 1:
             raise ProtocolError(f"predictions came as {len(frame.buffers)} tensors instead of one")
         array: PredictedArray = decode(frame.header.tensors[0], frame.buffers[0]).numpy()
-        if array.shape[:1] != (len(rows),) or array.dtype not in {np.dtype(np.int64), np.dtype(np.float32)}:
-            raise ProtocolError(f"predictions of {len(rows)} rows came as {array.dtype} {array.shape}")
+        check_predictions(array, [job.splits[split].rows[row] for row in rows], job.task)
         predicted.update(zip(rows, array, strict=True))
         progress(len(predicted), len(job.splits[split].rows))
 
     loss_sum = await trainer.forward(feeder, feeder.steps, take)
     return predicted, loss_sum
+
+
+def check_predictions(array: PredictedArray, rows: Sequence[EncodedExample], task: Task) -> None:
+    """Are these predictions of `rows`? Figures made of any others would be wrong, or end in an error far from here.
+
+    Raises:
+        ProtocolError: Type or shape is another, or a label is none of the task's.
+    """
+    wanted = rows[0].labels
+    longest = max(row.tokens for row in rows)
+    fits = array.shape[1:] == () if wanted.ndim == 0 else array.ndim == 2 and array.shape[1] >= longest
+    if array.shape[:1] != (len(rows),) or array.dtype != wanted.dtype or not fits:
+        raise ProtocolError(
+            f"predictions of {len(rows)} rows of up to {longest} tokens came as {array.dtype} {array.shape}"
+        )
+    if task.labels and array.size and not 0 <= int(array.min()) <= int(array.max()) < len(task.labels):
+        raise ProtocolError(f"a predicted label is none of the {len(task.labels)} labels")
 
 
 async def evaluate_split(trainer: Trainer, job: Job, split: str, step: int, clock: Clock) -> EvaluationRecord:

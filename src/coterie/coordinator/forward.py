@@ -10,7 +10,7 @@ from coterie.clock import Clock, SystemClock
 from coterie.coordinator.evaluation import predict_split
 from coterie.coordinator.feeders import EvaluationFeeder
 from coterie.coordinator.generation import Generated, PipelineGeneration, generate_here
-from coterie.coordinator.job import Job
+from coterie.coordinator.job import Job, vocabulary_size
 from coterie.coordinator.observer import RunObserver
 from coterie.coordinator.one_device import as_tensors
 from coterie.coordinator.session import Session
@@ -101,7 +101,8 @@ class ForwardRun:
         rows, loss_sum = await self._logits(trainer) if self._job.wants_logits else ({}, 0.0)
         generated: Generated = {}
         if self._job.prompts is not None:
-            generation = PipelineGeneration(session.members, plan, self._job.prompts)
+            vocabulary = vocabulary_size(self._job.anatomy)
+            generation = PipelineGeneration(session.members, plan, self._job.prompts, vocabulary=vocabulary)
             generated = await generation.run(functools.partial(self._observer.advanced, "answered"))
         return Predicted(rows=rows, loss_sum=loss_sum, seconds=clock.now() - start_s, plan=plan, generated=generated)
 

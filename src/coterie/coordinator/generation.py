@@ -65,7 +65,9 @@ class PipelineGeneration:
     of another are on their way back.
     """
 
-    def __init__(self, members: Members, plan: Plan, prompts: Prompts) -> None:
+    def __init__(self, members: Members, plan: Plan, prompts: Prompts, *, vocabulary: int) -> None:
+        """`vocabulary`: how many tokens the model knows."""
+        self._vocabulary = vocabulary
         self._members = members
         self._plan = plan
         self._prompts = prompts
@@ -93,6 +95,8 @@ class PipelineGeneration:
                 raise ProtocolError(
                     f"tokens of shape {tokens.shape} came for step {step}, which does not wait for them"
                 )
+            if not 0 <= int(tokens.min()) <= int(tokens.max()) < self._vocabulary:
+                raise ProtocolError(f"a generated token is none of the model's {self._vocabulary}")
             group = under_way.pop(step)
             group.take(tokens)
             if group.is_done:

@@ -176,9 +176,14 @@ def encode_splits(
         name: encode_split(task, split, tokenizer, limit, for_training=name == "train")
         for name, split in splits.items()
     }
-    embedding_rows = max(anatomy.shapes[name][0] for name, unit in anatomy.unit_of.items() if unit == 0)
-    check_vocabulary(tokenizer, [row.input_ids for split in encoded.values() for row in split.rows], embedding_rows)
+    ids = [row.input_ids for split in encoded.values() for row in split.rows]
+    check_vocabulary(tokenizer, ids, vocabulary_size(anatomy))
     return encoded
+
+
+def vocabulary_size(anatomy: Anatomy) -> int:
+    """How many tokens a model's embedding knows."""
+    return max(anatomy.shapes[name][0] for name, unit in anatomy.unit_of.items() if unit == 0)
 
 
 def _lora(recipe: Recipe) -> LoraSpec | None:
