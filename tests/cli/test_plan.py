@@ -7,7 +7,9 @@ import sys
 import pytest
 
 from coterie.config import load_recipe
+from coterie.coordinator.job import prepare_job
 from coterie.coordinator.plan_facts import PlanFacts, keep_facts, known_facts
+from coterie.ids import RunId
 from coterie.measure.model_profile import profile_model
 from coterie.models import make_model_spec, open_model
 from coterie.profiles.cluster_profile import DeviceProfile, plannable_bytes
@@ -133,3 +135,13 @@ def test_more_stages_than_described_devices_is_a_mistake_of_the_recipe(answer):
     code, found = answer("plan", "--model", "m", "--train", "t", "--device", "name=a", "--min-workers", "2")
     assert code == 3
     assert "min" in found["error"]["message"]
+
+
+def test_what_is_known_of_the_data_is_said_once(base_model, tmp_path):
+    train = tmp_path / "train.csv"
+    train.write_text("text,label\na,bad\nb,good\n")
+    overrides = {"model": str(base_model), "train": str(train), "task": "sequence-classification"}
+    lines: list[str] = []
+    job = prepare_job(load_recipe(None, overrides), RunId("r"), lines.append)
+    said = "\n".join([*lines, *job.notes])
+    assert said.count("texts from the column text, answers from label") == 1

@@ -40,7 +40,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         splits: `train`, and `dev` and `test` where they were given.
         model_profile: Counted at the longest and the mean padded length of this run's micro-batches.
         data_digest, base_digest: What `coterie.checkpoint.resume` compares.
-        notes: What the user should know of model, tokenizer and data.
+        notes: What the user should know of tokenizer and model; what concerns the data was told with their figures.
         text_field: See `Manifest`; taken from the rows as they were read, since packed ones are no rows of the data.
         forward_only: Nothing is trained: a split is only predicted or evaluated.
         prompts: Of a forward-only job whose answers are generated: what to continue, a prompt for each row.
@@ -94,7 +94,7 @@ def prepare_job(recipe: Recipe, run: RunId, tell: Callable[[str], None]) -> Job:
         CoterieError: Data, model or recipe are not usable; nothing has been started.
     """
     source = open_model(recipe.model.name)
-    task, splits, overrides, notes = _read_data(recipe)
+    task, splits, overrides = _read_data(recipe)
     tokenizer = load_tokenizer(source.path)
     if task.auto_class == LABELLING_CLASS:
         overrides = overrides | agree_on_pad(tokenizer, getattr(source.config, "pad_token_id", None))
@@ -134,7 +134,7 @@ def prepare_job(recipe: Recipe, run: RunId, tell: Callable[[str], None]) -> Job:
         model_profile=_profile(recipe, spec, encoded["train"], short_name(source.name)),
         data_digest=_data_digest(encoded["train"].rows),
         base_digest=_base_digest(source),
-        notes=(*tokenizer.notes, *notes, *new_layers),
+        notes=(*tokenizer.notes, *new_layers),
         text_field=field_of_bare_texts(splits["train"].examples),
     )
 
@@ -145,7 +145,7 @@ def short_name(name: str) -> str:
     return name if len(parts) <= 2 else f"…/{'/'.join(parts[-2:])}"
 
 
-def _read_data(recipe: Recipe) -> tuple[Task, dict[str, Split], dict[str, object], tuple[str, ...]]:
+def _read_data(recipe: Recipe) -> tuple[Task, dict[str, Split], dict[str, object]]:
     data = recipe.data
     files = DataFiles(
         train=data.train,
@@ -156,8 +156,7 @@ def _read_data(recipe: Recipe) -> tuple[Task, dict[str, Split], dict[str, object
         packing=data.packing,
     )
     read = get_task(data.task).prepare(files)
-    notes = tuple(note for split in read.splits.values() for note in split.notes)
-    return read.task, read.splits, read.config_overrides, notes
+    return read.task, read.splits, read.config_overrides
 
 
 def encode_splits(
