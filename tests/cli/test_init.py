@@ -153,3 +153,13 @@ def test_a_recipe_that_cannot_be_written_is_told(capsys, base_model):
         == 15
     )
     assert "no/such/r.toml" in json.loads(capsys.readouterr().out)["error"]["message"]
+
+
+def test_flags_of_some_tasks_wait_for_the_task_that_the_data_show(folder, told, base_model):
+    (folder / "train.jsonl").write_text(CLASSES.replace('"label"', '"more": "again", "label"'))
+    words = ("init", "--data", "train.jsonl", "--model", base_model)
+    assert told(*words, "--pair-column", "more")[0] == 0
+    assert load_recipe(folder / "recipe.toml").data.pair_column == "more"
+    code, _, err = told(*words, "--packing", "--force")
+    assert code == 3
+    assert 'the task is "sequence-classification"' in err

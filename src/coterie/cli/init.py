@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
     if args.data is not None:
         given["data.train"] = args.data
     _require(given, ask)
-    load_recipe(None, given)  # for its mistakes, all at once, before anything is read
+    load_recipe(None, _checkable(given))  # for its mistakes, all at once, before anything is read
     tell = _silent if args.json else print
     look, model = _look(given, tell)
     guess = _settle_task(look, model, given, ask)
@@ -83,6 +83,16 @@ def run(args: argparse.Namespace) -> int:
     tell(f"next:\n  coterie plan {args.output}     who would run what, and whether it fits")
     tell(f"  coterie train {args.output}")
     return 0
+
+
+def _checkable(given: dict[str, object]) -> dict[str, object]:
+    """What can be checked before the data are read: while the task is open, nothing that only some tasks have."""
+    if "data.task" in given:
+        return given
+    from coterie.config.checks import TASKS_WITH  # noqa: PLC0415 - see cli.main: what only this verb needs
+
+    of_some = {f"data.{name}" for name in TASKS_WITH}
+    return {key: value for key, value in given.items() if key not in of_some and not key.startswith("generate.")}
 
 
 def _ask_on_terminal(question: str, default: str) -> str:

@@ -8,7 +8,7 @@ import msgspec
 from coterie.config.recipe import DataSection, GenerateSection, Recipe, TaskName, TrainSection
 from coterie.units import counted, parse_memory
 
-_TASKS_WITH: Mapping[str, tuple[TaskName, ...]] = {
+TASKS_WITH: Mapping[str, tuple[TaskName, ...]] = {
     "packing": ("causal-lm",),
     "prompt": ("causal-lm", "summarization"),
     "label_names": ("token-classification", "sequence-classification"),
@@ -46,7 +46,7 @@ def contradictions(recipe: Recipe) -> Iterator[Contradiction]:
 
 
 def _data(data: DataSection) -> Iterator[Contradiction]:
-    for key, tasks in _TASKS_WITH.items():
+    for key, tasks in TASKS_WITH.items():
         value = getattr(data, key)
         is_given = value is not None and value is not False and value != ()  # a column may be 0
         if is_given and data.task not in tasks:

@@ -30,7 +30,8 @@ def forward_recipe(model: str | Path, data: object, options: Mapping[str, object
     folder = Path(model)
     fixed: dict[str, object] = {"model.name": str(model), "data.train": named, "train.batch_rows": FORWARD_ROWS}
     record = read_record(folder)
-    if record is not None and record.prompt:
+    wished = options.get("data.task") or options.get("task")
+    if record is not None and record.prompt and wished in {None, record.task}:
         fixed["data.prompt"] = record.prompt
     fixed["data.task"] = _trained_task(folder, record)
     return load_recipe(None, {**fixed, **options})

@@ -2,6 +2,7 @@ from pathlib import Path
 
 import pytest
 
+from coterie.checkpoint.export_record import ExportRecord, write_record
 from coterie.config import forward_recipe
 from coterie.config.forward import FORWARD_ROWS
 from coterie.errors import RecipeError
@@ -24,3 +25,12 @@ def test_all_wrong_options_are_named() -> None:
         forward_recipe("m", "d", {"workrs": 2, "batch_rows": 0})
     assert "workrs" in caught.value.message
     assert "--batch-rows: is 0" in caught.value.message
+
+
+def test_the_prompt_that_a_model_learnt_with_goes_with_its_task_only(tmp_path) -> None:
+    record = ExportRecord(coterie="0", run_id="r", step=1, files=(), task="causal-lm", prompt="{input}: {text}")
+    write_record(tmp_path, record)
+
+    assert forward_recipe(tmp_path, "d", {}).data.prompt == "{input}: {text}"
+    assert forward_recipe(tmp_path, "d", {"task": "causal-lm"}).data.prompt == "{input}: {text}"
+    assert forward_recipe(tmp_path, "d", {"task": "sequence-classification"}).data.prompt is None
