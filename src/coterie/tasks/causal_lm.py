@@ -84,7 +84,8 @@ class CausalLm(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             DataError: The tokenizer's chat template refuses the row.
         """
-        return encode_tokens(self._tokens(_as_row(example), tokenizer), max_tokens)
+        row = self._tokens(_as_row(example), tokenizer)
+        return encode_tokens(row if row.ids else TokenRow([tokenizer.id_of_nothing], [False]), max_tokens)
 
     def pieces(self, example: Example, tokenizer: "LoadedTokenizer", max_tokens: int) -> tuple[Example, ...]:
         """A document cut so that each piece, with the special tokens around it, has at most `max_tokens`."""
@@ -159,8 +160,7 @@ class CausalLm(msgspec.Struct, frozen=True, kw_only=True):
                 ids = chat_prompt(tokenizer, _asked(row), row.line)
             case _:
                 assert_never(row)
-        ids = ids or [tokenizer.pad_token_id if tokenizer.end_id is None else tokenizer.end_id]
-        return cut_left(ids, kept_first, max_tokens)
+        return cut_left(ids or [tokenizer.id_of_nothing], kept_first, max_tokens)
 
     def stop_ids(self, tokenizer: "LoadedTokenizer") -> tuple[int, ...]:
         """See `GenerativeTask`."""

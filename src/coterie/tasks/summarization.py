@@ -172,6 +172,7 @@ class Summarization(msgspec.Struct, frozen=True, kw_only=True):
         if row.summaries:
             return answer_tokens(tokenizer, self._prompt(text), row.summaries[0], row.line)
         ids = answer_prompt(tokenizer, self._prompt(text), row.line)
+        ids = ids or [tokenizer.id_of_nothing]  # a prompt of the text alone, and an empty text
         return TokenRow(ids, [False] * len(ids))
 
 

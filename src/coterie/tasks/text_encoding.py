@@ -29,8 +29,7 @@ def encode_texts(
     types = encoding.get("token_type_ids")
     ids = encoding["input_ids"]
     if not ids:
-        # An empty text, and a tokenizer that puts nothing around it (GPT-2's): no model reads a row of no tokens.
-        ids, types = [tokenizer.pad_token_id if tokenizer.end_id is None else tokenizer.end_id], types and [0]
+        ids, types = [tokenizer.id_of_nothing], types and [0]  # GPT-2's tokenizer puts nothing around an empty text
     return EncodedExample(
         input_ids=np.asarray(ids, dtype=np.int64),
         labels=answer,

@@ -82,6 +82,11 @@ class LoadedTokenizer:
         """The same as a sequence of one, or of none."""
         return () if self.end_id is None else (self.end_id,)
 
+    @property
+    def id_of_nothing(self) -> int:
+        """What stands for a text of no token, since no model reads a row of none."""
+        return self.pad_token_id if self.end_id is None else self.end_id
+
     @cached_property
     def special_ids(self) -> frozenset[int]:
         """Ids that stand for no text: ends, beginnings, turns."""

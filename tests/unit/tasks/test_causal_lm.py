@@ -3,14 +3,16 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
+from transformers import PreTrainedTokenizerFast
 
 from coterie.errors import DataError, RecipeError, UsageError
 from coterie.tasks.causal_lm import CausalLm
 from coterie.tasks.collate import collate
 from coterie.tasks.data_summary import encode_split
 from coterie.tasks.examples import IGNORED_LABEL, EncodedExample, Example
-from coterie.tasks.language_rows import Chat, Instruction, Message, TextDocument
+from coterie.tasks.language_rows import Chat, Instruction, Message, SummarizedText, TextDocument
 from coterie.tasks.readers.options import ReadOptions
+from coterie.tasks.summarization import Summarization
 from coterie.tasks.task import DataFiles, Split
 from coterie.tasks.tokenizer import LoadedTokenizer
 
@@ -351,3 +353,18 @@ def test_rows_are_written_as_they_are_read() -> None:
 
     read = [CausalLm().prepare(DataFiles(train=[line])).splits["train"].examples[0] for line in lines]
     assert read == rows
+
+
+def test_an_empty_text_is_a_row_and_a_prompt_of_one_token_though_no_token_ends_texts(
+    byte_level: PreTrainedTokenizerFast,
+) -> None:
+    tokenizer = LoadedTokenizer(byte_level, "tiny")
+    tokenizer.hf.eos_token = None
+    nothing = [tokenizer.pad_token_id]
+
+    encoded = CausalLm().encode(TextDocument(text=""), tokenizer, 10)
+
+    assert (encoded.input_ids.tolist(), encoded.labels.tolist()) == (nothing, [IGNORED_LABEL])
+    assert CausalLm().prompt(TextDocument(text=""), tokenizer, 10).tolist() == nothing
+    summaries = Summarization(template="{text}")
+    assert summaries.prompt(SummarizedText(text=""), tokenizer, 10).tolist() == nothing
