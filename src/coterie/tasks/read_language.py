@@ -51,7 +51,7 @@ def read_language(source: DataSource, *, split: str, options: ReadOptions) -> La
         if options.format == "auto" and path.suffix.lower() in _PLAIN_TEXT:
             return LanguageFile(source=str(path), examples=_documents(path, options))
     rows = read_rows(source, split=split, options=options)
-    return _read_each(rows, _reader_for(rows, options))
+    return _read_each(rows, _reader_for(rows, options, for_training=split == "train"))
 
 
 def read_summaries(source: DataSource, *, split: str, options: ReadOptions) -> LanguageFile:
@@ -105,8 +105,8 @@ def _read_each(rows: RowFile, read: Callable[[Row, str], Example]) -> LanguageFi
     return LanguageFile(source=rows.source, examples=examples)
 
 
-def _reader_for(rows: RowFile, options: ReadOptions) -> Callable[[Row, str], Example]:
-    """How to read rows with the columns of the first one."""
+def _reader_for(rows: RowFile, options: ReadOptions, *, for_training: bool) -> Callable[[Row, str], Example]:
+    """How to read rows with the columns of the first one; other splits than that for training may have no inputs."""
     first = rows.rows[0].fields
     names = list(first)
     usual = (*CHAT_COLUMNS, *INSTRUCTION_COLUMNS, *TEXT_COLUMNS)
@@ -119,7 +119,7 @@ def _reader_for(rows: RowFile, options: ReadOptions) -> Callable[[Row, str], Exa
         return lambda row, where: TextDocument(text=_text(row, text, where, "the text"), line=row.line)
     every = list(dict.fromkeys(name for row in rows.rows for name in row.fields))  # the first row may lack its input
     context = find_column(every, options.pair_column, CONTEXT_COLUMNS)
-    if context is None and options.pair_column is not None:
+    if context is None and options.pair_column is not None and for_training:
         raise _no_column(rows, options.pair_column, CONTEXT_COLUMNS, "the input")
     answer = find_column(names, options.label_column, ANSWER_COLUMNS)
     if options.tagged and answer is None:

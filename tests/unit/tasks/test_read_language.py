@@ -86,6 +86,8 @@ def test_an_input_that_the_first_row_lacks_is_read_from_the_others() -> None:
     assert read(rows) == (Instruction(text="Sing.", answer="la"), Instruction(text="Add.", context="1 2", answer="3"))
     with pytest.raises(DataError, match="no column 'inputs'"):
         read(rows, pair_column="inputs")
+    dev = read_language(rows, split="dev", options=ReadOptions(pair_column="inputs")).examples
+    assert [getattr(row, "context", None) for row in dev] == ["", ""]
 
 
 def test_named_columns_make_instructions_of_any_row() -> None:
