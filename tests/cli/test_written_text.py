@@ -107,6 +107,13 @@ def test_a_bare_text_is_put_as_the_model_learnt_to_be_asked(answer, writer, tmp_
     assert "answer" not in goes_on["predictions"][0]
 
 
+def test_a_prompt_on_the_command_line_is_put_around_a_bare_text(answer, writer):
+    flags = ("--task", "causal-lm", "--max-new-tokens", "3", "--text", "b")
+    _, asked = answer("predict", writer, *flags, "--prompt", "the a {text} Summary:")
+    assert asked["predictions"][0]["text"] == "b"
+    assert asked["predictions"][0]["answer"]
+
+
 def test_a_model_that_tags_writes_no_text(tagger):
     with pytest.raises(UsageError, match="token-classification"):
         coterie.generate(tagger, ["Anna lives in Paris."])
