@@ -3,7 +3,7 @@
 from coterie.profiles.cluster_profile import DeviceProfile
 from coterie.units import counted
 
-TAKES = "about 10-30 s the first time, then kept"
+TAKES = "about 10-30 s unless it was measured for these shapes before"
 """What measuring a device costs, for people."""
 
 

@@ -30,11 +30,12 @@ class DeviceLine:
         self.limit_bytes = limit_bytes
         self.units = units
         self.memory_bytes = 0
+        """The highest so far: what a limit has to hold."""
         self.utilization = 0.0
 
     @property
     def memory_text(self) -> str:
-        """Memory used and, if there is one, the limit."""
+        """Most memory used so far and, if there is one, the limit."""
         used = format_bytes(self.memory_bytes)
         return f"{used} / {format_bytes(self.limit_bytes)}" if self.limit_bytes else used
 
@@ -66,7 +67,7 @@ class RunState:
             case StepRecord():
                 self._take_step(record)
             case MemoryRecord() if record.worker in self.devices:
-                self.devices[record.worker].memory_bytes = record.memory_bytes
+                self.devices[record.worker].memory_bytes = max(record.memory_bytes, record.peak_bytes)
                 self.devices[record.worker].limit_bytes = record.limit_bytes
             case _:
                 return
@@ -82,7 +83,7 @@ class RunState:
         for worker in record.workers:
             device = self.devices.get(worker.worker)
             if device is not None:
-                device.memory_bytes = worker.memory_bytes
+                device.memory_bytes = max(worker.memory_bytes, worker.peak_bytes)
                 change = worker.utilization - device.utilization
                 device.utilization = worker.utilization if fresh else device.utilization + _SMOOTHING * change
 

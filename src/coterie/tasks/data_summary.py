@@ -10,6 +10,7 @@ import numpy as np
 from coterie.errors import DataError
 from coterie.tasks.examples import IGNORED_LABEL, EncodedExample, Example, IntArray
 from coterie.tasks.task import ReshapingTask, Split, Task
+from coterie.units import counted
 
 if TYPE_CHECKING:
     from coterie.tasks.tokenizer import LoadedTokenizer
@@ -23,12 +24,13 @@ class DataSummary(msgspec.Struct, frozen=True, kw_only=True):
         words: Words of these rows (0 in tasks without words).
         tokens: Tokens of these rows, special ones included.
         loss_tokens: Tokens that carry a label.
-        truncated_rows: Rows longer than the context.
+        truncated_rows: Rows longer than `max_tokens`.
         truncated_words: Words that were cut off with them.
         dropped_words: Words for which the tokenizer has no token.
         skipped_rows: Rows left out of training because no label is left in them.
         label_counts: Loss tokens per label name.
         token_percentiles: Tokens per row: the 50th, 90th and 99th percentile, and the longest.
+        max_tokens: Most tokens of a row: the model's context, or less if so asked; 0 if unknown.
         notes: What else a user should know.
     """
 
@@ -44,6 +46,7 @@ class DataSummary(msgspec.Struct, frozen=True, kw_only=True):
     skipped_rows: int
     label_counts: dict[str, int]
     token_percentiles: tuple[int, int, int, int]
+    max_tokens: int = 0
     notes: tuple[str, ...] = ()
 
     def describe(self) -> str:
@@ -56,8 +59,8 @@ class DataSummary(msgspec.Struct, frozen=True, kw_only=True):
         )
         lines = [first]
         if self.truncated_rows:
-            cut = f"{self.truncated_words} words" if self.words else "what exceeds it is"
-            lines.append(f"  {self.truncated_rows} rows are longer than the context: {cut} cut")
+            cut = f"{counted(self.truncated_words, 'word')}" if self.words else "what exceeds them is"
+            lines.append(f"  {counted(self.truncated_rows, 'row')} of more than {self.max_tokens} tokens: {cut} cut")
         if self.dropped_words:
             lines.append(f"  {self.dropped_words} words have no token in this tokenizer and are never tagged")
         if self.skipped_rows:
@@ -102,9 +105,11 @@ def encode_split(
         )
     kept = tuple(example for example, _ in used)
     rows = tuple(row for _, row in used)
-    summary = _summarise(task, split, rows, skipped=len(pairs) - len(used))
+    summary = msgspec.structs.replace(
+        _summarise(task, split, rows, skipped=len(pairs) - len(used)), max_tokens=max_tokens
+    )
     if reshaping is not None:
-        notes = _reshaping_notes(split, examples) + reshaping.notes(split.examples, tokenizer)
+        notes = _reshaping_notes(split, examples, max_tokens) + reshaping.notes(split.examples, tokenizer)
         joined = reshaping.joined(rows, max_tokens) if for_training else None
         if joined is not None:
             notes += (_packing_note(rows, joined, max_tokens),)
@@ -113,10 +118,10 @@ def encode_split(
     return EncodedSplit(examples=kept, rows=rows, summary=summary)
 
 
-def _reshaping_notes(split: Split, pieces: Sequence[Example]) -> tuple[str, ...]:
+def _reshaping_notes(split: Split, pieces: Sequence[Example], max_tokens: int) -> tuple[str, ...]:
     if len(pieces) == len(split.examples):
         return ()
-    return (f"texts longer than the context are cut: {len(split.examples)} became {len(pieces)} rows",)
+    return (f"texts of more than {max_tokens} tokens are cut: {len(split.examples)} became {len(pieces)} rows",)
 
 
 def _packing_note(rows: Sequence[EncodedExample], joined: Sequence[EncodedExample], max_tokens: int) -> str:

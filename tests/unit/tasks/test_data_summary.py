@@ -43,7 +43,7 @@ def test_the_description_says_all_that_was_lost(tokenizer):
     first, *others = text.splitlines()
     assert first.startswith("train: 2 rows, 4 words, 8 tokens, 3 with a label; tokens per row: half up to 5, ")
     assert others == [
-        "  1 rows are longer than the context: 1 words cut",
+        "  1 row of more than 5 tokens: 1 word cut",
         "  2 rows have no label left and are skipped",
         "  a note",
     ]

@@ -204,7 +204,7 @@ def test_truncated_rows_are_counted_in_the_summary(pair_tokenizer):
     data = prepared([*rows("a", "b"), {"text": "the a in x . the", "label": "a"}])
     encoded = encode_split(data.task, data.splits["train"], pair_tokenizer, 4, for_training=True)
     assert encoded.summary.truncated_rows == 1
-    assert "1 rows are longer than the context" in encoded.summary.describe()
+    assert "1 row of more than 4 tokens" in encoded.summary.describe()
 
 
 def test_a_text_without_any_token_makes_a_row_that_a_model_can_read(byte_level):
