@@ -62,9 +62,9 @@ class Bench:
         workers: Sequence[LocalWorker],
         **options: object,
     ) -> None:
-        """One run of `steps` steps and two that do not count: the pipeline fills in the first, drains in the last."""
+        """One run of `steps` steps and three that do not count: `stash` fills in the first two, drains in the last."""
         self._runs += 1
-        data = make_data(self._folder / f"{tokens}.jsonl", rows=8 * (self.steps + 2), tokens=tokens)
+        data = make_data(self._folder / f"{tokens}.jsonl", rows=8 * (self.steps + 3), tokens=tokens)
         freeze = {"freeze": ("embeddings",)} if method == "full" else {"lora_targets": ("query", "value")}
         folder = self._folder / f"run-{self._runs}"
         recipe = load_recipe(
@@ -88,7 +88,7 @@ class Bench:
         result = api.train(recipe, api.QuietObserver())
         self.plans[row] = result.plan
         steps = [record.seconds for record in valid_steps(read_events(folder / api.EVENTS))]
-        self.seconds.setdefault(row, []).extend(steps[1:-1])
+        self.seconds.setdefault(row, []).extend(steps[2:-1])
 
 
 def two_cores(bench: Bench, rounds: int, tokens: int) -> None:
