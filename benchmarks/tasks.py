@@ -8,8 +8,8 @@ are not generated: a thousand of them would take hours of one core. coterie runs
 
 Figures: tasks (compared), worst_loss_difference (relative, over all steps of all tasks), worst_quality_gap_points (mean
 of coterie against mean of the plain loop), worst_gap_over_allowed (of what is allowed: half a point or, if it is
-larger, the difference between seeds of one side). Takes about half an hour of two free cores. The quick run trains
-each task once, a few steps without dropout, and compares both losses and quality of that.
+larger, the difference between seeds of one side). Takes some 4,500 CPU seconds, estimated from its parts. The quick run
+trains each task once, a few steps without dropout, and compares both losses and quality of that.
 
 The data folder has a folder for each data set: banking77, banking77_pairs, self_instruct, mts_dialog, each with a
 JSON Lines file per split. Named entities ship with coterie. Tasks whose data or model is missing are named.

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
+import numpy as np
 import torch
 
 from coterie.checkpoint.assembling import assemble_full, cast_tensor
@@ -21,7 +22,6 @@ from coterie.models.skeleton import config_of
 from coterie.models.source import ModelSource
 
 if TYPE_CHECKING:
-    import numpy as np
     from gguf import GGMLQuantizationType, GGUFWriter
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
@@ -187,9 +187,8 @@ def _kind(tensor: torch.Tensor, dtype: GgufDtype) -> "GGMLQuantizationType":
     return kind if tensor.shape[-1] % block == 0 else GGMLQuantizationType.F16
 
 
-def _stored(tensor: torch.Tensor, kind: "GGMLQuantizationType") -> tuple[tuple[int, ...], "np.dtype[Any]", int]:
+def _stored(tensor: torch.Tensor, kind: "GGMLQuantizationType") -> tuple[tuple[int, ...], np.dtype[Any], int]:
     """Shape, element type and bytes of a tensor as `gguf` wants to be told of it."""
-    import numpy as np  # noqa: PLC0415 - beside its use, as the next one
     from gguf import GGMLQuantizationType, quant_shape_to_byte_shape  # noqa: PLC0415 - only for GGUF files
 
     shape = tuple(tensor.shape)
@@ -199,8 +198,7 @@ def _stored(tensor: torch.Tensor, kind: "GGMLQuantizationType") -> tuple[tuple[i
     return stored, element, int(np.prod(stored)) * element.itemsize
 
 
-def _packed(name: str, tensor: torch.Tensor, kind: "GGMLQuantizationType") -> "np.ndarray[Any, Any]":
-    import numpy as np  # noqa: PLC0415 - beside its use, as the next one
+def _packed(name: str, tensor: torch.Tensor, kind: "GGMLQuantizationType") -> np.ndarray[Any, Any]:
     from gguf import GGMLQuantizationType  # noqa: PLC0415 - only for GGUF files
     from gguf.quants import quantize  # noqa: PLC0415 - as above
 
