@@ -179,7 +179,8 @@ class ThreadedCluster:
             self.start(settings)
 
     def start(self, settings: WorkerSettings) -> None:
-        thread = threading.Thread(target=self._work, args=(settings,), name=settings.name)
+        # Daemons: one that hangs fails its test in `wait`, and must not also keep the process from ending.
+        thread = threading.Thread(target=self._work, args=(settings,), name=settings.name, daemon=True)
         self.threads.append(thread)
         thread.start()
 
@@ -234,10 +235,14 @@ class Command:
         try:
             out, error = self.process.communicate(timeout=timeout_s)
         except subprocess.TimeoutExpired:
-            self.process.kill()
-            out, error = self.process.communicate()
+            out, error = self.kill()
             raise AssertionError(f"still running after {timeout_s} s:\n{out}\n{error}") from None
         return self.process.returncode, out, error
+
+    def kill(self) -> tuple[str, str]:
+        """Its output so far. A child that holds the pipes open must not keep us waiting."""
+        self.process.kill()
+        return self.process.communicate(timeout=30)
 
 
 @pytest.fixture
@@ -252,8 +257,7 @@ def commands() -> Iterator[Callable[..., Command]]:
     yield start
     for command in started:
         if command.process.poll() is None:
-            command.process.kill()
-            command.process.communicate()
+            command.kill()
 
 
 @pytest.fixture(scope="session")

@@ -152,8 +152,8 @@ class _Run:
             if bound >= self.best_s * (1 - TOLERANCE):
                 break
             high = self._useful(high, value)
-            if high <= low * (1 + TOLERANCE / 10):
-                continue
+            if high <= low * (1 + 2 * TOLERANCE):
+                continue  # the plan at its upper end was tried, and none inside is better by more than that
             self._split(low, high, value)
         return self.best
 
@@ -162,7 +162,7 @@ class _Run:
         middle = (low * high) ** 0.5 if high > 2 * low else (low + high) / 2
         if at_best and high < low * 1.03:
             # Most likely nothing is better than the best one: a bound just below it proves that at once.
-            middle = max(high * (1 - TOLERANCE), low)
+            middle = high * (1 - TOLERANCE)  # above `low`: the interval is at least twice as wide
         below = self._try(middle, low)
         if np.isfinite(below):
             self._push(low, self._useful(middle, below), below)

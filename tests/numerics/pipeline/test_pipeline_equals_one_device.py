@@ -51,8 +51,11 @@ def test_clipping_gives_the_same_bits_for_every_cut(lab: Any) -> None:
 
 @pytest.mark.parametrize("optimizer", [ADAMW, CLIPPED], ids=["unclipped", "clipped"])
 @pytest.mark.parametrize("stages", [2, 3])
-def test_tied_embeddings_on_two_stages_train_as_one_matrix(lab: Any, stages: int, optimizer: OptimizerSpec) -> None:
-    case = lab.llama()
+@pytest.mark.parametrize("trainable", [(), ("block 2..3", "output layer")], ids=["full", "chosen"])
+def test_tied_embeddings_on_two_stages_train_as_one_matrix(
+    lab: Any, stages: int, optimizer: OptimizerSpec, trainable: tuple[str, ...]
+) -> None:
+    case = lab.llama(trainable_patterns=trainable)
     expected = lab.Reference(case, optimizer).run(STEPS)
     got = lab.Pipeline(case, case.cuts(stages), optimizer).run("flush", STEPS)
     assert got.losses == pytest.approx(expected.losses, rel=1e-5)
