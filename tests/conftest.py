@@ -2,7 +2,8 @@
 
 from hypothesis import settings
 
-# The same examples on every run: main passes or fails by its code alone. `--hypothesis-profile=search` looks for new ones.
+# The same examples on every run: main passes or fails by its code alone.
+# `--hypothesis-profile=search` looks for new ones.
 settings.register_profile("same", derandomize=True)
 settings.register_profile("search", derandomize=False)
 settings.load_profile("same")
