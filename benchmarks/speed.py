@@ -97,8 +97,9 @@ def two_cores(bench: Bench, rounds: int, tokens: int) -> None:
     two = (LocalWorker(name="a"), LocalWorker(name="b"))
     halves: dict[str, object] = {"cuts": (4,)}
     for _ in range(rounds):
-        bench.rival("plain loop, full", "plain", "minilm", "full", tokens)
-        bench.ours("one worker, full", "minilm", "full", tokens, one)
+        for _ in range(2):  # the two that are nearest to each other, and so want the most steps
+            bench.rival("plain loop, full", "plain", "minilm", "full", tokens)
+            bench.ours("one worker, full", "minilm", "full", tokens, one)
         bench.rival("torch 1F1B, full", "torch-1f1b", "minilm", "full", tokens)
         bench.ours("flush, full", "minilm", "full", tokens, two, **halves)
         bench.rival("plain loop, lora", "plain", "minilm", "lora", tokens)
