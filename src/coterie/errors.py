@@ -213,6 +213,17 @@ class ScheduleError(CoterieError):
     exit_code = 18
 
 
+class BackendError(CoterieError):
+    """A compute backend that was asked for by name is absent, or one has failed or computed something wrong.
+
+    `coterie doctor` lists all backends, and why one is absent. During a run a backend that fails is left out, and the
+    run goes on without it.
+    """
+
+    slug = "backend"
+    exit_code = 19
+
+
 class InterruptedRunError(CoterieError):
     """The user or the system stopped the run; a checkpoint was kept.
 
