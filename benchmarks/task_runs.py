@@ -33,6 +33,13 @@ WORKERS = tuple(LocalWorker(name=name) for name in ("a", "b", "c"))
 LORA_DROPOUT = 0.1
 
 
+def decoder_file() -> Path | None:
+    """SmolLM2-135M as a GGUF file, if its package is installed."""
+    found = importlib.util.find_spec(DECODER_PACKAGE)
+    folders = list(found.submodule_search_locations or ()) if found else []
+    return Path(folders[0]) / DECODER_FILE if folders else None
+
+
 class Quality(msgspec.Struct, frozen=True, kw_only=True):
     """What one run ended with: figures in points, and the mean loss of an item."""
 
@@ -88,9 +95,7 @@ class Bench:
         self._folder = folder
         self._data = data
         self._compared_steps = compared_steps
-        found = importlib.util.find_spec(DECODER_PACKAGE)
-        folders = list(found.submodule_search_locations or ()) if found else []
-        self._decoder = Path(folders[0]) / DECODER_FILE if folders else None
+        self._decoder = decoder_file()
 
     def left_out(self, setting: Setting) -> str | None:
         """Why a task cannot be compared, or None."""
