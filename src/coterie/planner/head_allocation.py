@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from coterie.planner.share_costs import ShareCosts, deal, fastest_time, share_costs
-from coterie.profiles.backend_profile import DeviceBackends, ShareTiming, Strategy
+from coterie.profiles.backend_profile import DeviceBackends, Part, ShareTiming, Strategy
 from coterie.units import format_seconds
 
 LEAST_GAIN = 0.03
@@ -13,7 +13,9 @@ LEAST_GAIN = 0.03
 every further backend copies inputs and gradients."""
 
 _NEURON_STEPS = (16, 8, 4, 2)
-"""Neurons are dealt out in the largest of these that divides a layer's: matrix products like whole vector registers."""
+_LEAST_STEPS = 64
+"""Neurons are dealt out in the largest of these steps that divides a layer's into at least 64: matrix products like
+whole vector registers."""
 
 
 class PartShare(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,15 +68,17 @@ def allocate(profiles: DeviceBackends, *, least_gain: float = LEAST_GAIN) -> Hea
         profiles: The measured backends; summing and dealing out follow their order.
         least_gain: See `allocate_part`.
     """
-    attention = {backend.name: backend.attention for backend in profiles.backends}
-    neurons = {backend.name: backend.neurons for backend in profiles.backends}
-    step = next((step for step in _NEURON_STEPS if profiles.neurons % step == 0), 1)
-    return HeadAllocation(
-        attention=allocate_part(attention, profiles.groups, least_gain=least_gain) if profiles.groups else None,
-        neurons=allocate_part(neurons, profiles.neurons, step=step, least_gain=least_gain)
-        if profiles.neurons
-        else None,
-    )
+    attention = neurons = None
+    if profiles.groups:
+        timings = {backend.name: backend.attention for backend in profiles.backends}
+        attention = _noted(allocate_part(timings, profiles.groups, least_gain=least_gain), profiles, "attention")
+    if profiles.neurons:
+        timings = {backend.name: backend.neurons for backend in profiles.backends}
+        step = _neuron_step(profiles.neurons)
+        neurons = _noted(
+            allocate_part(timings, profiles.neurons, step=step, least_gain=least_gain), profiles, "neurons"
+        )
+    return HeadAllocation(attention=attention, neurons=neurons)
 
 
 def allocate_part(
@@ -113,6 +117,19 @@ def allocate_part(
         best_single=best.name,
         left_out={name: left_out[name] for name in timings if name in left_out},
     )
+
+
+def _neuron_step(neurons: int) -> int:
+    return next((step for step in _NEURON_STEPS if neurons % step == 0 and neurons // step >= _LEAST_STEPS), 1)
+
+
+def _noted(allocation: PartAllocation, profiles: DeviceBackends, part: Part) -> PartAllocation:
+    """With what was noted when a backend was measured as a reason of its own."""
+    notes = {backend.name: backend.notes[part] for backend in profiles.backends if part in backend.notes}
+    reasons = {
+        name: f"{reason} ({notes[name]})" if name in notes else reason for name, reason in allocation.left_out.items()
+    }
+    return msgspec.structs.replace(allocation, left_out=reasons)
 
 
 def _worth_it(costs: Sequence[ShareCosts], total: int, least_gain: float) -> tuple[list[ShareCosts], dict[str, str]]:

@@ -36,12 +36,14 @@ class BackendProfile(msgspec.Struct, frozen=True, kw_only=True):
         device: What its driver calls the device.
         attention: By KV groups, 1 to all of a layer; empty if it computes no heads.
         neurons: By feed-forward neurons, a grid that ends with all of a layer; seconds between are interpolated.
+        notes: Why a part was not, or not wholly, measured.
     """
 
     name: str
     device: str
     attention: tuple[ShareTiming, ...] = ()
     neurons: tuple[ShareTiming, ...] = ()
+    notes: dict[Part, str] = {}
 
 
 class DeviceBackends(msgspec.Struct, frozen=True, kw_only=True):
