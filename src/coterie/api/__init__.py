@@ -10,6 +10,7 @@ from coterie.api.forward import (
     run_prediction,
 )
 from coterie.api.planning import Planned, measure_facts, plan_run
+from coterie.api.profiling import BackendsProfile, ProfileWish, profile_compute
 from coterie.api.quiet import QuietObserver
 from coterie.api.training import EVENTS, MODEL, PLOT, RECIPE, SUMMARY, FinetuneResult, finetune, train
 
@@ -19,10 +20,12 @@ __all__ = [
     "PLOT",
     "RECIPE",
     "SUMMARY",
+    "BackendsProfile",
     "Evaluation",
     "FinetuneResult",
     "Planned",
     "Prediction",
+    "ProfileWish",
     "QuietObserver",
     "evaluate",
     "finetune",
@@ -30,6 +33,7 @@ __all__ = [
     "measure_facts",
     "plan_run",
     "predict",
+    "profile_compute",
     "run_evaluation",
     "run_prediction",
     "train",
