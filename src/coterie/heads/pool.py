@@ -1,0 +1,318 @@
+"""All compute backends of a device at work at once: a thread each, results in a fixed order, failures bypassed."""
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Self, TypeVar
+
+import msgspec
+import numpy as np
+
+from coterie.backends.backend import Backend, BackendInfo, Loaded, Saved
+from coterie.backends.self_test import relative_error
+from coterie.backends.shares import Array, Gradients, Inputs, Need, Outputs, Shape
+from coterie.backends.torch_backend import TorchBackend
+from coterie.clock import Clock, SystemClock
+from coterie.errors import BackendError
+from coterie.heads.dealing import count_of, joined, part_inner, part_inputs, part_shape, part_weights, row_of
+from coterie.logs import get_logger
+from coterie.profiles.backend_profile import Strategy
+
+_T = TypeVar("_T")
+_R = TypeVar("_R")
+_LOG = get_logger(__name__)
+
+VERIFY_EVERY = 20
+"""Every so many forwards of a backend, one row of its share is computed in torch too, and compared."""
+
+VERIFIED = 1e-3
+"""Relative difference up to which a backend is believed; those that work differ by some 1e-6."""
+
+
+class PartJob(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """One backend's share of one layer and micro-batch.
+
+    Attributes:
+        backend: Who is to compute it.
+        shape: The share.
+        weights: Its weights; not changed before the backward has been run.
+        slot: The same for the same share of the same layer: a backend keeps one version of it.
+        version: Changes when the weights do.
+        inputs: Its inputs.
+        strategy: All at once, or KV group by KV group.
+        inner: Whether `Outputs.inner` is wanted.
+        keep: Whether a backward will come.
+    """
+
+    backend: str
+    shape: Shape
+    weights: Mapping[str, Array]
+    slot: Hashable
+    version: Hashable
+    inputs: Inputs
+    strategy: Strategy = "fused"
+    inner: bool = False
+    keep: bool = True
+
+
+class PartSaved:
+    """What a job keeps for its backward."""
+
+    def __init__(self, job: PartJob, backend: str, saved: list[Saved]) -> None:
+        self.job = job
+        self.backend = backend
+        self.saved = saved
+
+    def release(self) -> None:
+        """No backward will come."""
+        for one in self.saved:
+            one.release()
+        self.saved = []
+
+
+class Usage(msgspec.Struct, kw_only=True):
+    """What a backend did so far.
+
+    Attributes:
+        busy_s: Seconds in its thread.
+        jobs: Forwards and backwards.
+    """
+
+    busy_s: float = 0.0
+    jobs: int = 0
+
+
+class BackendPool:
+    """Backends of a device, each in a thread of its own from now until `close`.
+
+    A job whose backend fails, or gives numbers that are not finite where torch's are, is repeated in torch at once, and
+    the backend gets no more of them. A backend that is wrong but finite is noticed by the verification, at the latest
+    `VERIFY_EVERY` forwards later: what it has computed until then has gone into the run.
+
+    Args:
+        backends: All of them; torch on the processor repeats what others fail in, and need not be one of them.
+        on_bypass: Told a backend's name and the reason when it is left out, from the thread that uses the pool.
+    """
+
+    def __init__(
+        self,
+        backends: Sequence[Backend],
+        on_bypass: Callable[[str, str], None] = lambda _name, _reason: None,
+        *,
+        clock: Clock | None = None,
+    ) -> None:
+        self._backends = {backend.info.name: backend for backend in backends}
+        self._infos = tuple(backend.info for backend in backends)
+        self._threads = {name: ThreadPoolExecutor(1, thread_name_prefix=name) for name in self._backends}
+        self._loaded: dict[str, dict[Hashable, tuple[Hashable, list[Loaded]]]] = {name: {} for name in self._backends}
+        self._torch = TorchBackend()
+        self._on_bypass = on_bypass
+        self._clock = clock or SystemClock()
+        self._forwards = dict.fromkeys(self._backends, 0)
+        self.usage = {name: Usage() for name in self._backends}
+        self.bypassed: dict[str, str] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def infos(self) -> tuple[BackendInfo, ...]:
+        """The backends, in the order in which shares are dealt out."""
+        return self._infos
+
+    def call(self, name: str, work: Callable[[Backend], _T]) -> _T:
+        """Call `work` with a backend, in its own thread, and wait."""
+        return self._threads[name].submit(work, self._backends[name]).result()
+
+    def run_forward(self, jobs: Sequence[PartJob]) -> list[tuple[Outputs, PartSaved]]:
+        """Run all jobs at once; results in their order."""
+        waiting = [self._submit(job.backend, self._forward, job) for job in jobs]
+        return [self._forward_result(job, future) for job, future in zip(jobs, waiting, strict=True)]
+
+    def run_backward(
+        self, parts: Sequence[PartSaved], gradient: Array, need: Need, inner_gradients: Sequence[Array | None]
+    ) -> list[Gradients]:
+        """The backward of each part at once; gradients in the parts' order. Releases them.
+
+        Args:
+            parts: Of one `run_forward`.
+            gradient: That of the layer's output [B,T,E], the same for all.
+            need: Which gradients to give.
+            inner_gradients: That of each part's `Outputs.inner`.
+        """
+        calls = [(part, gradient, need, inner) for part, inner in zip(parts, inner_gradients, strict=True)]
+        waiting = [self._submit(call[0].backend, self._backward, call) for call in calls]
+        return [self._backward_result(call, future) for call, future in zip(calls, waiting, strict=True)]
+
+    def close(self) -> None:
+        """End all backends. Idempotent."""
+        for name, thread in self._threads.items():
+            with_backend = self._backends.pop(name, None)
+            if with_backend is not None:
+                thread.submit(self._end, name, with_backend).result()
+            thread.shutdown()
+
+    def _end(self, name: str, backend: Backend) -> None:
+        for _, loaded in self._loaded.pop(name, {}).values():
+            for one in loaded:
+                one.release()
+        backend.close()
+
+    def _submit(self, name: str, work: Callable[[Backend, _T], _R], argument: _T) -> "Future[_R] | None":
+        """The work in a backend's thread, or None if it has been left out."""
+        backend = self._backends.get(name)
+        if backend is None or name in self.bypassed:
+            return None
+
+        def timed() -> _R:
+            start_s = self._clock.now()
+            try:
+                return work(backend, argument)
+            finally:
+                self.usage[name].busy_s += self._clock.now() - start_s
+                self.usage[name].jobs += 1
+
+        return self._threads[name].submit(timed)
+
+    def _forward_result(
+        self, job: PartJob, future: "Future[tuple[Outputs, PartSaved]] | None"
+    ) -> tuple[Outputs, PartSaved]:
+        if future is None:
+            return self._forward_in_torch(job)
+        try:
+            outputs, part = future.result()
+        except BackendError as error:
+            self._bypass(job.backend, f"it failed: {error.message}")
+            return self._forward_in_torch(job)
+        wrong = self._wrong(job, outputs)
+        if not wrong:
+            return outputs, part
+        part.release()
+        right, saved = self._forward_in_torch(job)
+        if np.isfinite(right.y).all():
+            self._bypass(job.backend, wrong)
+        return right, saved
+
+    def _backward_result(
+        self, call: tuple[PartSaved, Array, Need, Array | None], future: "Future[Gradients] | None"
+    ) -> Gradients:
+        part = call[0]
+        reason = ""
+        if future is not None:
+            try:
+                grads = future.result()
+            except BackendError as error:
+                reason = f"it failed: {error.message}"
+            else:
+                if grads.x is None or np.isfinite(grads.x).all():
+                    return grads
+                reason = "a gradient of it is not finite"
+        if part.backend == _REPEATED:
+            return self._backward(self._torch, call)
+        # Whoever has failed has lost what it kept: once more from the inputs.
+        _, again = self._forward_in_torch(part.job)
+        grads = self._backward(self._torch, (again, *call[1:]))
+        if reason and (grads.x is None or np.isfinite(grads.x).all()):
+            self._bypass(part.backend, reason)
+        return grads
+
+    def _wrong(self, job: PartJob, outputs: Outputs) -> str:
+        """What is wrong with a result, or nothing."""
+        if not np.isfinite(outputs.y).all():
+            return "it gave numbers that are not finite"
+        self._forwards[job.backend] += 1
+        forwards = self._forwards[job.backend]
+        if forwards % VERIFY_EVERY or self._infos_by_name(job.backend).driver.startswith("torch"):
+            return ""
+        row = forwards // VERIFY_EVERY % len(job.inputs.x)
+        one = self._torch.load(job.shape, job.weights)
+        right, _ = self._torch.forward(one, row_of(job.inputs, row), keep=False)
+        error = relative_error(outputs.y[row : row + 1], right.y)
+        return "" if error <= VERIFIED else f"it computed wrongly: {error:.1e} away from torch (at most {VERIFIED:.0e})"
+
+    def _infos_by_name(self, name: str) -> BackendInfo:
+        return next(info for info in self._infos if info.name == name)
+
+    def _bypass(self, name: str, reason: str) -> None:
+        if name not in self.bypassed:
+            self.bypassed[name] = reason
+            _LOG.warning("the backend %s is left out from now on: %s", name, reason)
+            self._on_bypass(name, reason)
+
+    def _forward_in_torch(self, job: PartJob) -> tuple[Outputs, PartSaved]:
+        loaded = self._torch.load(job.shape, job.weights)
+        outputs, saved = self._torch.forward(loaded, job.inputs, inner=job.inner, keep=job.keep)
+        return outputs, PartSaved(msgspec.structs.replace(job, strategy="fused"), _REPEATED, [saved])
+
+    def _forward(self, backend: Backend, job: PartJob) -> tuple[Outputs, PartSaved]:
+        loaded = self._load(backend, job)
+        results = [
+            backend.forward(one, inputs, inner=job.inner, keep=job.keep)
+            for one, inputs in zip(loaded, _inputs_of(job), strict=True)
+        ]
+        outputs = results[0][0]
+        if len(results) > 1:
+            y = np.add.reduce([one.y for one, _ in results])
+            inner = (
+                np.concatenate([one.inner for one, _ in results if one.inner is not None], -1) if job.inner else None
+            )
+            outputs = Outputs(y=y, inner=inner)
+        return outputs, PartSaved(job, job.backend, [saved for _, saved in results])
+
+    def _load(self, backend: Backend, job: PartJob) -> list[Loaded]:
+        """The job's weights on its backend: those that are there, if they have not changed."""
+        kept = self._loaded[job.backend]
+        slot = (job.slot, job.strategy)
+        version, loaded = kept.get(slot, (None, []))
+        if loaded and version == job.version and loaded[0].shape == _shapes_of(job)[0]:
+            return loaded
+        for one in loaded:
+            one.release()
+        loaded = [
+            backend.load(shape, weights) for shape, weights in zip(_shapes_of(job), _weights_of(job), strict=True)
+        ]
+        kept[slot] = (job.version, loaded)
+        return loaded
+
+    @staticmethod
+    def _backward(backend: Backend, call: tuple[PartSaved, Array, Need, Array | None]) -> Gradients:
+        part, gradient, need, inner = call
+        saved, part.saved = part.saved, []
+        if len(saved) == 1:
+            return backend.backward(saved[0], gradient, need, inner_gradient=inner)
+        shape = part.job.shape
+        found = []
+        for index, one in enumerate(saved):
+            own = None if inner is None else part_inner(shape, inner, range(index, index + 1))
+            found.append(backend.backward(one, gradient, need, inner_gradient=own))
+        xs = [grads.x for grads in found if grads.x is not None]
+        return Gradients(
+            x=np.add.reduce(xs) if xs else None,
+            weights=joined([grads.weights for grads in found]),
+            added=joined([grads.added for grads in found]),
+        )
+
+
+_REPEATED = ""
+"""In place of a backend's name: computed by the pool's own torch."""
+
+
+def _shapes_of(job: PartJob) -> list[Shape]:
+    count = count_of(job.shape)
+    return [job.shape] if job.strategy == "fused" or count == 1 else [part_shape(job.shape, 1)] * count
+
+
+def _weights_of(job: PartJob) -> list[Mapping[str, Array]]:
+    count = len(_shapes_of(job))
+    if count == 1:
+        return [job.weights]
+    return [part_weights(job.shape, job.weights, range(index, index + 1)) for index in range(count)]
+
+
+def _inputs_of(job: PartJob) -> list[Inputs]:
+    count = len(_shapes_of(job))
+    if count == 1:
+        return [job.inputs]
+    return [part_inputs(job.shape, job.inputs, range(index, index + 1)) for index in range(count)]
