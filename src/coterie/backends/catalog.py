@@ -13,6 +13,7 @@ from coterie.errors import BackendError
 MODULES = {
     "torch": "coterie.backends.torch_backend",
     "numpy": "coterie.backends.numpy_backend",
+    "opencl": "coterie.backends.opencl_backend",
 }
 """Module by name, in the order in which they are tried. Each has `probe(threads) -> Sequence[Backend]`, which raises
 `BackendError` with the reason if its package or driver is absent."""
@@ -53,8 +54,8 @@ def find_backends(threads: int, names: tuple[str, ...] | None = None) -> Found:
     for name, module in modules.items():
         try:
             candidates = cast("_Module", importlib.import_module(module)).probe(threads)
-        except BackendError as error:
-            absent[name] = error.message
+        except Exception as error:  # a driver may raise anything, and must not stop the others
+            absent[name] = _reason(error)
             continue
         for backend in candidates:
             own = backend.info.name
@@ -67,7 +68,12 @@ def find_backends(threads: int, names: tuple[str, ...] | None = None) -> Found:
                 backend.close()
             else:
                 backends.append(backend)
-    _refuse_absent(names or (), backends, absent)
+    try:
+        _refuse_absent(names or (), backends, absent)
+    except BackendError:
+        for backend in backends:
+            backend.close()
+        raise
     return Found(backends=tuple(backends), errors=errors, absent=absent)
 
 
@@ -75,10 +81,16 @@ def _tested(backend: Backend, errors: dict[str, float]) -> str:
     """Why a backend may not be used, or nothing."""
     try:
         error = self_test(backend)
-    except BackendError as failure:
-        return f"its self-test failed: {failure.message}"
+    except Exception as failure:  # as above
+        return f"its self-test failed: {_reason(failure)}"
     errors[backend.info.name] = error
     return "" if error <= TOLERANCE else f"it computes wrongly: relative error {error:.1e} (at most {TOLERANCE:.0e})"
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, BackendError):
+        return f"{error.message}; {error.hint}" if error.hint else error.message
+    return f"{type(error).__name__}: {error}"
 
 
 def _modules_of(names: tuple[str, ...]) -> dict[str, str]:

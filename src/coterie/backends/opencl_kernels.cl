@@ -1,0 +1,345 @@
+/* Kernels of the OpenCL backend. Built with
+   TILED: 1 for GPUs (local-memory tiles), 0 for processors (panels of packed operands and a register tile);
+   RM rows and 8*NV columns of the register tile, KC steps of the summed index and MB x NB panels a work-item does
+   at a time so that operands stay in the caches; RT, LS: results a work-item and work-items a side of a local tile;
+   W, PER: numbers at once, and numbers a work-item, of kernels that go over numbers one by one; ROWS a work-item. */
+
+typedef struct {
+  int rows, columns, inner, fold, heads, has_bias, accumulate; float alpha;
+  int a_row, a_inner, a_fold, a_batch, a_head, a_shared;
+  int b_inner, b_column, b_fold, b_batch, b_head, b_shared;
+  int c_row, c_batch, c_head, unused;
+} Product;
+
+#if W == 1
+typedef float numbers;
+typedef int conditions;
+#define LOAD(p) (*(p))
+#define STORE(v, p) (*(p) = (v))
+#else
+typedef float8 numbers;
+typedef int8 conditions;
+#define LOAD(p) vload8(0, p)
+#define STORE(v, p) vstore8(v, 0, p)
+#endif
+
+/* The last numbers of a row may be fewer than W. */
+inline numbers load_some(__global const float *p, int count, float other) {
+#if W == 1
+  return *p;
+#else
+  if (count >= W) return LOAD(p);
+  float t[W];
+  for (int i = 0; i < W; i++) t[i] = i < count ? p[i] : other;
+  return vload8(0, t);
+#endif
+}
+inline void store_some(numbers v, __global float *p, int count) {
+#if W == 1
+  *p = v;
+#else
+  if (count >= W) { STORE(v, p); return; }
+  float t[W];
+  vstore8(v, 0, t);
+  for (int i = 0; i < count; i++) p[i] = t[i];
+#endif
+}
+inline numbers load_keep(__global const uchar *p, int count) {
+#if W == 1
+  return (float)*p;
+#else
+  if (count >= W) return convert_float8(vload8(0, p));
+  float t[W];
+  for (int i = 0; i < W; i++) t[i] = i < count ? (float)p[i] : 0.f;
+  return vload8(0, t);
+#endif
+}
+inline float sum_of(numbers v) {
+#if W == 1
+  return v;
+#else
+  const float4 h = v.lo + v.hi;
+  return h.x + h.y + h.z + h.w;
+#endif
+}
+inline float most_of(numbers v) {
+#if W == 1
+  return v;
+#else
+  const float4 h = fmax(v.lo, v.hi);
+  return fmax(fmax(h.x, h.y), fmax(h.z, h.w));
+#endif
+}
+
+/* ---------------------------------------------------------------- products */
+
+#if TILED
+#define TK 16
+#define TM (LS * RT)
+__kernel __attribute__((reqd_work_group_size(LS, LS, 1)))
+void product_tiled(__constant Product *g, __global const float *A, __global const float *B, __global float *C,
+                   __global const float *bias) {
+  __local float a[TK][TM + 1], b[TK][TM + 1];
+  const int lx = get_local_id(0), ly = get_local_id(1), t = ly * LS + lx;
+  const int n0 = get_group_id(0) * TM, m0 = get_group_id(1) * TM;
+  const int z = get_group_id(2), zb = z / g->heads, zh = z % g->heads;
+  const int M = g->rows, N = g->columns, K = g->inner, F = g->fold;
+  A += (size_t)zb * g->a_batch + (size_t)(zh / g->a_shared) * g->a_head;
+  B += (size_t)zb * g->b_batch + (size_t)(zh / g->b_shared) * g->b_head;
+  C += (size_t)zb * g->c_batch + (size_t)zh * g->c_head;
+  float acc[RT][RT];
+  for (int i = 0; i < RT; i++) for (int j = 0; j < RT; j++) acc[i][j] = 0;
+  for (int k0 = 0; k0 < K; k0 += TK) {
+    for (int i = t; i < TK * TM; i += LS * LS) { /* neighbours read neighbouring addresses */
+      int kk = g->a_inner == 1 ? i % TK : i / TM, mm = g->a_inner == 1 ? i / TK : i % TM, k = k0 + kk;
+      a[kk][mm] = m0 + mm < M && k < K ? A[(m0 + mm) * g->a_row + (k / F) * g->a_fold + (k % F) * g->a_inner] : 0.f;
+      kk = g->b_inner == 1 ? i % TK : i / TM; mm = g->b_inner == 1 ? i / TK : i % TM; k = k0 + kk;
+      b[kk][mm] = n0 + mm < N && k < K ? B[(k / F) * g->b_fold + (k % F) * g->b_inner + (n0 + mm) * g->b_column] : 0.f;
+    }
+    barrier(CLK_LOCAL_MEM_FENCE);
+    for (int kk = 0; kk < TK; kk++) {
+      float x[RT], y[RT];
+      for (int i = 0; i < RT; i++) { x[i] = a[kk][ly + LS * i]; y[i] = b[kk][lx + LS * i]; }
+      for (int i = 0; i < RT; i++) for (int j = 0; j < RT; j++) acc[i][j] += x[i] * y[j];
+    }
+    barrier(CLK_LOCAL_MEM_FENCE);
+  }
+  for (int i = 0; i < RT; i++) for (int j = 0; j < RT; j++) {
+    const int m = m0 + ly + LS * i, n = n0 + lx + LS * j;
+    if (m < M && n < N) {
+      __global float *c = C + (size_t)m * g->c_row + n;
+      *c = acc[i][j] * g->alpha + (g->has_bias ? bias[n] : 0.f) + (g->accumulate ? *c : 0.f);
+    }
+  }
+}
+#else
+
+#define NR (8 * NV)
+
+/* Panels of `WIDTH` neighbours: [z][panel][inner][WIDTH], filled up with zeros. */
+#define PACK(NAME, WIDTH, LENGTH, STEP, INNER, FOLD, BATCH, HEAD, SHARED) \
+__kernel void NAME(__constant Product *g, __global const float *source, __global float *target) { \
+  const int p = get_global_id(0), z = get_global_id(1), zb = z / g->heads, zh = z % g->heads; \
+  const int K = g->inner, L = g->LENGTH, F = g->fold, panels = (L + WIDTH - 1) / WIDTH; \
+  const int step = g->STEP, inner = g->INNER, l0 = p * WIDTH; \
+  source += (size_t)zb * g->BATCH + (size_t)(zh / g->SHARED) * g->HEAD + (size_t)l0 * step; \
+  target += ((size_t)z * panels + p) * K * WIDTH; \
+  for (int f = 0; f * F < K; f++) { \
+    __global const float *s = source + (size_t)f * g->FOLD; __global float *t = target + (size_t)f * F * WIDTH; \
+    if (l0 + WIDTH <= L && step == 1) { \
+      for (int k = 0; k < F; k++) { _Pragma("unroll") for (int i = 0; i < WIDTH; i++) t[k * WIDTH + i] = s[(size_t)k * inner + i]; } \
+    } else if (l0 + WIDTH <= L && inner == 1) { \
+      int k = 0; \
+      for (; k + 8 <= F; k += 8) for (int i = 0; i < WIDTH; i++) { \
+        const float8 v = vload8(0, s + (size_t)i * step + k); __global float *o = t + k * WIDTH + i; \
+        o[0] = v.s0; o[WIDTH] = v.s1; o[2 * WIDTH] = v.s2; o[3 * WIDTH] = v.s3; \
+        o[4 * WIDTH] = v.s4; o[5 * WIDTH] = v.s5; o[6 * WIDTH] = v.s6; o[7 * WIDTH] = v.s7; \
+      } \
+      for (; k < F; k++) for (int i = 0; i < WIDTH; i++) t[k * WIDTH + i] = s[(size_t)i * step + k]; \
+    } else \
+      for (int k = 0; k < F; k++) for (int i = 0; i < WIDTH; i++) \
+        t[k * WIDTH + i] = l0 + i < L ? s[(size_t)i * step + (size_t)k * inner] : 0.f; \
+  } \
+}
+PACK(pack_a, RM, rows, a_row, a_inner, a_fold, a_batch, a_head, a_shared)
+PACK(pack_b, NR, columns, b_column, b_inner, b_fold, b_batch, b_head, b_shared)
+
+/* One register tile: RM rows and NR columns over kc steps. AT(i, k): how `a` is read. */
+#define TILE(NAME, ARGUMENTS, AT) \
+inline void NAME(__constant Product *g, ARGUMENTS, __global const float *b, __global float *C, \
+                 __global const float *bias, int m0, int n0, int kc, int first, int last) { \
+  float8 c[RM][NV]; \
+  _Pragma("unroll") for (int i = 0; i < RM; i++) { _Pragma("unroll") for (int j = 0; j < NV; j++) c[i][j] = 0; } \
+  for (int k = 0; k < kc; k++) { \
+    float8 y[NV]; \
+    _Pragma("unroll") for (int j = 0; j < NV; j++) y[j] = vload8(j, b + k * NR); \
+    _Pragma("unroll") for (int i = 0; i < RM; i++) { \
+      const float8 x = (float8)(AT(i, k)); \
+      _Pragma("unroll") for (int j = 0; j < NV; j++) c[i][j] += x * y[j]; \
+    } \
+  } \
+  const float alpha = g->alpha; const int add = !first || g->accumulate, with_bias = last && g->has_bias; \
+  if (n0 + NR <= g->columns) { \
+    float8 q[NV]; \
+    _Pragma("unroll") for (int j = 0; j < NV; j++) q[j] = with_bias ? vload8(j, bias + n0) : (float8)(0.f); \
+    _Pragma("unroll") for (int i = 0; i < RM; i++) if (m0 + i < g->rows) { \
+      __global float *r = C + (size_t)(m0 + i) * g->c_row + n0; \
+      _Pragma("unroll") for (int j = 0; j < NV; j++) { \
+        float8 v = c[i][j] * alpha + q[j]; \
+        if (add) v += vload8(j, r); \
+        vstore8(v, j, r); \
+      } \
+    } \
+  } else { \
+    _Pragma("unroll") for (int i = 0; i < RM; i++) if (m0 + i < g->rows) { \
+      __global float *r = C + (size_t)(m0 + i) * g->c_row + n0; \
+      float t[NR]; \
+      _Pragma("unroll") for (int j = 0; j < NV; j++) vstore8(c[i][j], j, t); \
+      for (int j = 0; j < g->columns - n0; j++) \
+        r[j] = t[j] * alpha + (with_bias ? bias[n0 + j] : 0.f) + (add ? r[j] : 0.f); \
+    } \
+  } \
+}
+#define PACKED_AT(i, k) a[(k) * RM + (i)]
+#define DIRECT_AT(i, k) a[i][k]
+#define PACKED_ARGUMENT __global const float *a
+#define DIRECT_ARGUMENT __global const float *const *a
+TILE(tile_packed, PACKED_ARGUMENT, PACKED_AT)
+TILE(tile_direct, DIRECT_ARGUMENT, DIRECT_AT)
+
+/* Loops in the order that keeps a panel of b in the first cache and a block of a in the second. */
+#define OVER_PANELS(BODY) \
+  const int K = g->inner, panels_m = (g->rows + RM - 1) / RM, panels_n = (g->columns + NR - 1) / NR; \
+  const int z = get_global_id(2), zb = z / g->heads, zh = z % g->heads; \
+  const int end_m = min((int)(get_global_id(1) + 1) * MB, panels_m), end_n = min((int)(get_global_id(0) + 1) * NB, panels_n); \
+  C += (size_t)zb * g->c_batch + (size_t)zh * g->c_head; \
+  for (int k0 = 0; k0 < K; k0 += KC) { \
+    const int kc = min(KC, K - k0), first = k0 == 0, last = k0 + KC >= K; \
+    for (int pn = get_global_id(0) * NB; pn < end_n; pn++) { \
+      __global const float *b = B + (((size_t)z * panels_n + pn) * K + k0) * NR; \
+      for (int pm = get_global_id(1) * MB; pm < end_m; pm++) { BODY } \
+    } \
+  }
+
+__kernel void product_packed(__constant Product *g, __global const float *A, __global const float *B, __global float *C,
+                             __global const float *bias) {
+  OVER_PANELS(tile_packed(g, A + (((size_t)z * panels_m + pm) * K + k0) * RM, b, C, bias, pm * RM, pn * NR, kc, first, last);)
+}
+
+/* Rows of a as they lie, where the summed index runs through neighbours. */
+__kernel void product_direct(__constant Product *g, __global const float *A, __global const float *B, __global float *C,
+                             __global const float *bias) {
+  A += (size_t)(get_global_id(2) / g->heads) * g->a_batch + (size_t)(get_global_id(2) % g->heads / g->a_shared) * g->a_head;
+  OVER_PANELS(
+    __global const float *a[RM];
+    _Pragma("unroll") for (int i = 0; i < RM; i++) a[i] = A + (size_t)min(pm * RM + i, g->rows - 1) * g->a_row + k0;
+    tile_direct(g, a, b, C, bias, pm * RM, pn * NR, kc, first, last);)
+}
+#endif
+
+/* ---------------------------------------------------------------- attention */
+
+__kernel void softmax(__global float *scores, __global const float *bias, int has_bias, int sb, int sh, int st, int heads,
+                      int tokens, int rows) {
+  const int end = min((int)(get_global_id(0) + 1) * ROWS, rows);
+  for (int r = get_global_id(0) * ROWS; r < end; r++) {
+    __global float *p = scores + (size_t)r * tokens;
+    __global const float *m = bias + (size_t)(r / tokens / heads) * sb + (size_t)(r / tokens % heads) * sh + (size_t)(r % tokens) * st;
+    numbers most = -INFINITY;
+    for (int i = 0; i < tokens; i += W) {
+      numbers v = load_some(p + i, tokens - i, -INFINITY);
+      if (has_bias) { v += load_some(m + i, tokens - i, 0.f); store_some(v, p + i, tokens - i); }
+      most = fmax(most, v);
+    }
+    const float top = most_of(most);
+    numbers total = 0.f;
+    for (int i = 0; i < tokens; i += W) {
+      const numbers v = exp(load_some(p + i, tokens - i, -INFINITY) - top);
+      store_some(v, p + i, tokens - i);
+      total += v;
+    }
+    const float factor = 1.f / sum_of(total);
+    for (int i = 0; i < tokens; i += W) store_some(load_some(p + i, tokens - i, 0.f) * factor, p + i, tokens - i);
+  }
+}
+
+__kernel void softmax_gradient(__global const float *P, __global float *D, int tokens, float scale, int rows) {
+  const int end = min((int)(get_global_id(0) + 1) * ROWS, rows);
+  for (int r = get_global_id(0) * ROWS; r < end; r++) {
+    __global const float *p = P + (size_t)r * tokens;
+    __global float *d = D + (size_t)r * tokens;
+    numbers total = 0.f;
+    for (int i = 0; i < tokens; i += W) total += load_some(p + i, tokens - i, 0.f) * load_some(d + i, tokens - i, 0.f);
+    const float mean = sum_of(total);
+    for (int i = 0; i < tokens; i += W)
+      store_some(load_some(p + i, tokens - i, 0.f) * (load_some(d + i, tokens - i, 0.f) - mean) * scale, d + i, tokens - i);
+  }
+}
+
+/* A pair's numbers are (i, i + dims/2), or (2i, 2i + 1) if interleaved; sign -1 is the transposed map. */
+__kernel void turn(__global float *target, __global const float *cosines, __global const float *sines, int heads, int head_dim,
+                   int dims, int tokens, int per_row, int interleaved, float sign, int rows) {
+  const int r = get_global_id(0);
+  if (r >= rows) return;
+  const size_t at = (size_t)(per_row ? r : r % tokens) * dims;
+  for (int h = 0; h < heads; h++) {
+    __global float *x = target + ((size_t)r * heads + h) * head_dim;
+    for (int i = 0; i < dims / 2; i++) {
+      const int u = interleaved ? 2 * i : i, v = interleaved ? 2 * i + 1 : i + dims / 2;
+      const float a = x[u], b = x[v], c = cosines[at + u], s = sign * sines[at + u];
+      x[u] = a * c - b * s;
+      x[v] = b * c + a * s;
+    }
+  }
+}
+
+/* ---------------------------------------------------------------- number by number */
+
+#define EACH(n) for (int i = get_global_id(0) * PER, end = min((int)(get_global_id(0) + 1) * PER, n); i < end; i += W)
+
+__kernel void drop(__global const float *source, __global const uchar *keep, __global float *target, float scale, int n) {
+  EACH(n) store_some(load_some(source + i, n - i, 0.f) * load_keep(keep + i, n - i) * scale, target + i, n - i);
+}
+
+__kernel void add(__global float *target, __global const float *source, int n) {
+  EACH(n) store_some(load_some(target + i, n - i, 0.f) + load_some(source + i, n - i, 0.f), target + i, n - i);
+}
+
+__kernel void column_sums(__global const float *source, __global float *target, int rows, int columns) {
+  const int i = get_global_id(0) * W;
+  if (i >= columns) return;
+  numbers total = 0.f;
+  for (int r = 0; r < rows; r++) total += load_some(source + (size_t)r * columns + i, columns - i, 0.f);
+  store_some(total, target + i, columns - i);
+}
+
+/* Abramowitz and Stegun 7.1.26, absolute error 1.5e-7, given exp(-x*x): many times faster than the library's. */
+inline numbers error_function(numbers x, numbers bell) {
+  const numbers a = fabs(x), t = 1.f / (1.f + 0.3275911f * a);
+  const numbers y = 1.f - (((((1.061405429f * t - 1.453152027f) * t) + 1.421413741f) * t - 0.284496736f) * t + 0.254829592f) * t * bell;
+  return copysign(y, x);
+}
+
+/* 0 gelu, 1 gelu_tanh, 2 relu, 3 silu: value and slope. */
+inline numbers activation(int kind, numbers u, numbers *slope) {
+  if (kind == 0) {
+    const numbers bell = exp(-0.5f * u * u), phi = 0.5f + 0.5f * error_function(u * 0.70710678f, bell);
+    *slope = phi + u * 0.39894228f * bell;
+    return u * phi;
+  }
+  if (kind == 1) {
+    const numbers y = 0.79788456f * (u + 0.044715f * u * u * u), e = exp(2.f * fmin(y, (numbers)(40.f)));
+    const numbers t = 1.f - 2.f / (e + 1.f);
+    *slope = 0.5f * (1.f + t) + 0.5f * u * (1.f - t * t) * 0.79788456f * (1.f + 0.134145f * u * u);
+    return 0.5f * u * (1.f + t);
+  }
+  if (kind == 2) {
+    *slope = select((numbers)(0.f), (numbers)(1.f), (conditions)(u > 0.f));
+    return select(u, (numbers)(0.f), (conditions)(u < 0.f));
+  }
+  const numbers s = 1.f / (1.f + exp(-u));
+  *slope = s * (1.f + u * (1.f - s));
+  return u * s;
+}
+
+#define ACTIVATION(KIND, NAME) \
+__kernel void NAME(__global const float *up, __global const float *gate, __global float *target, int gated, int n) { \
+  EACH(n) { \
+    numbers slope; const numbers u = load_some(up + i, n - i, 0.f); \
+    const numbers v = activation(KIND, gated ? load_some(gate + i, n - i, 0.f) : u, &slope); \
+    store_some(gated ? v * u : v, target + i, n - i); \
+  } \
+} \
+__kernel void NAME##_gradient(__global const float *up, __global const float *gate, __global float *d_up, __global float *d_gate, \
+                              int gated, int n) { \
+  EACH(n) { \
+    numbers slope; const numbers u = load_some(up + i, n - i, 0.f), d = load_some(d_up + i, n - i, 0.f); \
+    const numbers v = activation(KIND, gated ? load_some(gate + i, n - i, 0.f) : u, &slope); \
+    if (gated) store_some(d * u * slope, d_gate + i, n - i); \
+    store_some(d * (gated ? v : slope), d_up + i, n - i); \
+  } \
+}
+ACTIVATION(0, gelu)
+ACTIVATION(1, gelu_tanh)
+ACTIVATION(2, relu)
+ACTIVATION(3, silu)
