@@ -2,12 +2,20 @@
 
 import argparse
 import json
+import re
 from importlib import metadata
 
 import pytest
 
+from coterie.backends import catalog
 from coterie.cli import doctor
 from coterie.cli.main import main
+
+
+@pytest.fixture(autouse=True)
+def quick_backends(monkeypatch):
+    """Drivers take seconds to start; most of these tests are about other things."""
+    monkeypatch.setattr(catalog, "MODULES", {"numpy": catalog.MODULES["numpy"]})
 
 
 @pytest.fixture
@@ -66,6 +74,19 @@ def test_a_cache_folder_that_cannot_be_written_is_a_problem(findings, monkeypatc
     assert code == 1
     assert found["cache folder"]["state"] == "problem"
     assert "COTERIE_CACHE" in found["cache folder"]["advice"]
+
+
+def test_backends_are_listed_with_their_error_and_absent_ones_with_the_reason(findings, monkeypatch):
+    modules = {"numpy": catalog.MODULES["numpy"], "far": "coterie.backends.no_such_module"}
+    monkeypatch.setattr(catalog, "MODULES", modules)
+    code, found = findings()
+    assert code == 0
+    assert found["backend numpy"]["state"] == "ok"
+    assert re.search(
+        r"^processor \(cpu\), NumPy [\d.]+, self-test error \d\.\de-0[67]$", found["backend numpy"]["found"]
+    )
+    assert found["backend far"]["state"] == "note"
+    assert "absent: ModuleNotFoundError" in found["backend far"]["found"]
 
 
 def test_little_memory_is_noted(findings, monkeypatch):

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from scipy.special import erf, expit
 
 from coterie.backends.backend import BackendInfo, Loaded, Saved
 from coterie.backends.checks import check_inputs, check_shape, check_weights
@@ -60,7 +61,7 @@ class NumpyBackend:
     @property
     def info(self) -> BackendInfo:
         """The processor."""
-        return BackendInfo(name="numpy", device="processor", kind="cpu", driver=f"NumPy {np.__version__}", threads=1)
+        return BackendInfo(name="numpy", device="processor", kind="cpu", driver=f"NumPy {np.__version__}")
 
     def load(self, shape: Shape, weights: Mapping[str, Array]) -> _Loaded:
         """See `Backend.load`."""
@@ -239,15 +240,13 @@ def activate(x: Floats, activation: Activation) -> tuple[Floats, Floats]:
     if activation == "relu":
         return np.maximum(x, 0), (x > 0).astype(x.dtype)
     if activation == "silu":
-        gate = 1 / (1 + np.exp(-x))
+        gate = expit(x)
         return x * gate, gate * (1 + x * (1 - gate))
     if activation == "gelu":
-        from scipy.special import erf  # noqa: PLC0415 - few runs compute here
-
         below = 0.5 * (1 + erf(x * 2**-0.5))
         return x * below, below + x * np.exp(-0.5 * x * x) * (2 * np.pi) ** -0.5
     factor = (2 / np.pi) ** 0.5
-    bent = np.tanh(factor * (x + 0.044715 * x**3))
+    bent = np.tanh(factor * (x + 0.044715 * x * x * x))
     slope = 0.5 * (1 + bent) + 0.5 * x * (1 - bent * bent) * factor * (1 + 3 * 0.044715 * x * x)
     return 0.5 * x * (1 + bent), slope
 

@@ -1,7 +1,7 @@
 """torch, on the processor or on an accelerator that it knows: its own operators, its own autograd."""
 
-from collections.abc import Mapping
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from coterie.backends.shares import (
     AttentionShape,
     Gradients,
     Inputs,
+    Mask,
     Need,
     NeuronInputs,
     NeuronShape,
@@ -79,7 +80,8 @@ class TorchBackend:
         """See `Backend.load`."""
         check_shape(shape)
         check_weights(shape, weights)
-        return _Loaded(shape, {name: self._leaf(array) for name, array in weights.items()})
+        with self._at_work():
+            return _Loaded(shape, {name: self._leaf(array) for name, array in weights.items()})
 
     def forward(
         self, loaded: Loaded, inputs: Inputs, *, inner: bool = False, keep: bool = True
@@ -87,9 +89,9 @@ class TorchBackend:
         """See `Backend.forward`."""
         assert isinstance(loaded, _Loaded)
         check_inputs(loaded.shape, inputs)
-        x = self._leaf(inputs.x)
-        saved = _Saved(loaded, x, {name: self._leaf(array) for name, array in inputs.added.items()})
-        with torch.enable_grad() if keep else torch.no_grad(), self._errors():
+        with torch.enable_grad() if keep else torch.no_grad(), self._at_work():
+            x = self._leaf(inputs.x)
+            saved = _Saved(loaded, x, {name: self._leaf(array) for name, array in inputs.added.items()})
             if isinstance(inputs, AttentionInputs):
                 into = self._attention(loaded, inputs, saved)
                 y = functional.linear(into, loaded.weights["wo"])
@@ -106,16 +108,16 @@ class TorchBackend:
         assert isinstance(saved, _Saved)
         assert saved.y is not None, "a forward that kept nothing has no backward"
         assert saved.inner is not None
-        ends, above = [saved.y], [self._tensor(gradient)]
-        if inner_gradient is not None:
-            ends.append(saved.inner)
-            above.append(self._tensor(inner_gradient))
         wanted = {
             **({"x": saved.x} if need.x else {}),
             **({f"weight/{name}": weight for name, weight in saved.weights.items()} if need.weights else {}),
             **({f"added/{name}": tensor for name, tensor in saved.added.items()} if need.added else {}),
         }
-        with self._errors():
+        with self._at_work():
+            ends, above = [saved.y], [self._tensor(gradient)]
+            if inner_gradient is not None:
+                ends.append(saved.inner)
+                above.append(self._tensor(inner_gradient))
             found = torch.autograd.grad(ends, list(wanted.values()), above) if wanted else ()
             arrays = {name: _array(tensor) for name, tensor in zip(wanted, found, strict=True)}
         saved.release()
@@ -130,12 +132,26 @@ class TorchBackend:
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def _errors(self) -> "_Errors | nullcontext[None]":
-        """An accelerator's failures are the backend's; the processor's are everyone's."""
-        return nullcontext() if self._device.type == "cpu" else _Errors(str(self._device))
+    @contextmanager
+    def _at_work(self) -> Iterator[None]:
+        """With this backend's threads; an accelerator's failures are the backend's, the processor's are everyone's."""
+        before = torch.get_num_threads()
+        changed = self._device.type == "cpu" and before != self._threads
+        if changed:
+            torch.set_num_threads(self._threads)
+        try:
+            yield
+        except RuntimeError as error:
+            if self._device.type == "cpu":
+                raise
+            raise BackendError(f"torch on {self._device}: {error}") from error
+        finally:
+            if changed:
+                torch.set_num_threads(before)
 
-    def _tensor(self, array: Array) -> Tensor:
-        return torch.from_numpy(array).to(self._device)
+    def _tensor(self, array: Array | Mask) -> Tensor:
+        # torch warns of arrays that it must not write to (a broadcast, another process's memory); it gets a copy.
+        return torch.from_numpy(array if array.flags.writeable else array.copy()).to(self._device)
 
     def _leaf(self, array: Array) -> Tensor:
         return self._tensor(array).requires_grad_()
@@ -169,8 +185,7 @@ class TorchBackend:
         else:
             scores = q @ k.transpose(-1, -2) * shape.scale
             probabilities = torch.softmax(scores if bias is None else scores + bias, -1)
-            kept = torch.from_numpy(inputs.keep).to(self._device)
-            mixed = (probabilities * kept * inputs.keep_scale) @ v
+            mixed = (probabilities * self._tensor(inputs.keep) * inputs.keep_scale) @ v
         return mixed.transpose(1, 2).flatten(2)
 
     def _neurons(self, loaded: _Loaded, inputs: NeuronInputs, saved: _Saved) -> Tensor:
@@ -181,20 +196,6 @@ class TorchBackend:
         if not shape.gated:
             return activate(up, shape.activation)
         return activate(self._first(loaded, saved, ("wg", "bg", "gate")), shape.activation) * up
-
-
-class _Errors:
-    """Turns what torch raises on an accelerator into the error of a backend."""
-
-    def __init__(self, device: str) -> None:
-        self._device = device
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, RuntimeError):
-            raise BackendError(f"torch on {self._device}: {error}") from error
 
 
 def _array(tensor: Tensor) -> Array:

@@ -67,14 +67,14 @@ def add_parser(verbs: "argparse._SubParsersAction[Parser]") -> Parser:
     return verbs.add_parser(
         "doctor",
         help="check this machine",
-        description="Check this machine: Python, packages, memory and its limits, compute devices, folders.\n"
+        description="Check this machine: Python, packages, memory and its limits, compute devices, backends, folders.\n"
         "Exit code 1 if something is missing without which coterie cannot work.",
     )
 
 
 def run(args: argparse.Namespace) -> int:
     """Look at everything and print it."""
-    findings = (*_software(), *_memory(), *_devices(), *_folders())
+    findings = (*_software(), *_memory(), *_devices(), *_backends(), *_folders())
     healthy = all(finding.state != "problem" for finding in findings)
     result = Report(version=__version__, healthy=healthy, findings=findings)
     if args.json:
@@ -167,8 +167,11 @@ def _memory() -> list[Finding]:
 
 
 def _cores() -> str:
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return f"{usable} of {os.cpu_count()} cores usable, {platform.processor() or platform.machine()}"
+    return f"{_usable_cores()} of {os.cpu_count()} cores usable, {platform.processor() or platform.machine()}"
+
+
+def _usable_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _limit_is_enforced() -> bool:
@@ -191,6 +194,26 @@ def _devices() -> list[Finding]:
     if hasattr(torch, "xpu") and torch.xpu.is_available():
         names.append("xpu")
     return [Finding(topic="compute devices", state="ok", found=", ".join(names))]
+
+
+def _backends() -> list[Finding]:
+    """Compute backends: tested here and now, so that what is listed computes rightly."""
+    if any(importlib.util.find_spec(package) is None for package in ("torch", "numpy", "scipy")):
+        return []
+    from coterie.backends.catalog import find_backends  # noqa: PLC0415 - imports drivers
+
+    found = find_backends(_usable_cores())
+    findings = []
+    for backend in found.backends:
+        info = backend.info
+        threads = f"{info.threads} threads, " if info.threads > 1 else "1 thread, " if info.threads else ""
+        error = found.errors[info.name]
+        where = f"{info.device} ({info.kind}), {info.driver}, {threads}self-test error {error:.1e}"
+        findings.append(Finding(topic=f"backend {info.name}", state="ok", found=where))
+        backend.close()
+    for name, reason in found.absent.items():
+        findings.append(Finding(topic=f"backend {name}", state="note", found=f"absent: {reason}"))
+    return findings
 
 
 def _folders() -> list[Finding]:
