@@ -62,7 +62,7 @@ def _draw_timings(axes: "Axes", columns: dict[str, Sequence[ShareTiming]], alloc
             share = chosen[name]
             axes.plot([share.count], [share.predicted_s * 1e3], "o", color=color, markersize=11, fillstyle="none")
     if allocation is not None:
-        axes.axhline(allocation.predicted_s * 1e3, color=_GREY, linewidth=1, linestyle=":", label="together")
+        axes.axhline(allocation.predicted_s * 1e3, color=_GREY, linewidth=1, linestyle=":", label="scheduler")
     _decorate(axes)
     if columns and any(columns.values()):
         axes.legend(frameon=False, fontsize=8)

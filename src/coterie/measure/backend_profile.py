@@ -1,5 +1,6 @@
 """How fast each compute backend of this device computes shares of a layer: the figures behind an allocation."""
 
+import os
 import platform
 import statistics
 import time
@@ -110,9 +111,11 @@ def profile_backends(
                 attention=of_heads.get(info.name, ()),
                 neurons=of_neurons.get(info.name, ()),
                 notes=bench.notes.get(info.name, {}),
+                threads=info.threads,
             )
             for info in threads.infos
         ),
+        cores=_usable_cores(),
     )
     if not bench.failed:
         # A failure may pass: what another day's driver computes should be asked again.
@@ -133,8 +136,12 @@ def backends_key(
         neurons=neurons,
         conditions=conditions,
         backends=tuple(infos),
-        machine=(platform.machine(), platform.processor(), platform.node()),
+        machine=(platform.machine(), platform.processor(), platform.node(), _usable_cores()),
     )
+
+
+def _usable_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 0
 
 
 def _whole(timings: dict[str, tuple[ShareTiming, ...]], total: int) -> bool:

@@ -1,12 +1,13 @@
 """How many heads and neurons each backend of a device gets, so that all finish together (METHODS 1.3)."""
 
 from collections.abc import Mapping, Sequence
+from itertools import combinations
 
 import msgspec
 
 from coterie.planner.share_costs import ShareCosts, deal, fastest_time, share_costs
 from coterie.profiles.backend_profile import DeviceBackends, Part, ShareTiming, Strategy
-from coterie.units import format_seconds
+from coterie.units import counted, format_seconds
 
 LEAST_GAIN = 0.03
 """A backend is left out that makes a part less than this much faster: measurements are not much better than that, and
@@ -62,7 +63,8 @@ class HeadAllocation(msgspec.Struct, frozen=True, kw_only=True):
 def allocate(profiles: DeviceBackends, *, least_gain: float = LEAST_GAIN) -> HeadAllocation:
     """The fastest allocation of both parts of a layer.
 
-    They run one after the other, so that each is allocated by itself.
+    They run one after the other, so that each is allocated by itself. Backends were measured one at a time; on the
+    processor their seconds hold together only while all their threads have cores. So at most as many are chosen.
 
     Args:
         profiles: The measured backends; summing and dealing out follow their order.
@@ -71,14 +73,53 @@ def allocate(profiles: DeviceBackends, *, least_gain: float = LEAST_GAIN) -> Hea
     attention = neurons = None
     if profiles.groups:
         timings = {backend.name: backend.attention for backend in profiles.backends}
-        attention = _noted(allocate_part(timings, profiles.groups, least_gain=least_gain), profiles, "attention")
+        attention = _noted(_on_cores(timings, profiles, profiles.groups, None, least_gain), profiles, "attention")
     if profiles.neurons:
         timings = {backend.name: backend.neurons for backend in profiles.backends}
         step = _neuron_step(profiles.neurons)
-        neurons = _noted(
-            allocate_part(timings, profiles.neurons, step=step, least_gain=least_gain), profiles, "neurons"
-        )
+        neurons = _noted(_on_cores(timings, profiles, profiles.neurons, step, least_gain), profiles, "neurons")
     return HeadAllocation(attention=attention, neurons=neurons)
+
+
+def _on_cores(
+    timings: Mapping[str, Sequence[ShareTiming]],
+    profiles: DeviceBackends,
+    total: int,
+    step: int | None,
+    least_gain: float,
+) -> PartAllocation:
+    """The fastest allocation over backends that the processor has cores for; each alone is always one."""
+    threads = {backend.name: backend.threads for backend in profiles.backends}
+    measured = [name for name, found in timings.items() if found]
+    if not profiles.cores or sum(threads[name] for name in measured) <= profiles.cores:
+        return allocate_part(timings, total, step=step, least_gain=least_gain)
+    groups = [
+        group
+        for size in range(1, len(measured) + 1)
+        for group in combinations(measured, size)
+        if size == 1 or sum(threads[name] for name in group) <= profiles.cores
+    ]
+    largest = [set(group) for group in groups if not any(set(group) < set(other) for other in groups)]
+    able = [group for group in largest if any(timings[name][-1].count == total for name in group)]
+    best = min(
+        (
+            allocate_part({n: t for n, t in timings.items() if n in group}, total, step=step, least_gain=least_gain)
+            for group in able
+        ),
+        key=lambda allocation: allocation.predicted_s,
+    )
+    alone = min(
+        (name for name in measured if timings[name][-1].count == total), key=lambda name: timings[name][-1].seconds
+    )
+    busy = " and ".join(share.backend for share in best.shares)
+    reasons = best.left_out | {
+        name: f"the processor has {counted(profiles.cores, 'core')}, which {busy} use"
+        if found
+        else "it was not measured with this part"
+        for name, found in timings.items()
+        if name not in best.left_out and all(share.backend != name for share in best.shares)
+    }
+    return msgspec.structs.replace(best, best_single=alone, best_single_s=timings[alone][-1].seconds, left_out=reasons)
 
 
 def allocate_part(

@@ -37,6 +37,7 @@ class BackendProfile(msgspec.Struct, frozen=True, kw_only=True):
         attention: By KV groups, 1 to all of a layer; empty if it computes no heads.
         neurons: By feed-forward neurons, a grid that ends with all of a layer; seconds between are interpolated.
         notes: Why a part was not, or not wholly, measured.
+        threads: Threads of the processor that it computes with; 0: none, or nobody knows.
     """
 
     name: str
@@ -44,6 +45,7 @@ class BackendProfile(msgspec.Struct, frozen=True, kw_only=True):
     attention: tuple[ShareTiming, ...] = ()
     neurons: tuple[ShareTiming, ...] = ()
     notes: dict[Part, str] = {}
+    threads: int = 0
 
 
 class DeviceBackends(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,6 +58,7 @@ class DeviceBackends(msgspec.Struct, frozen=True, kw_only=True):
         rows: B of the measurement.
         tokens: T of the measurement.
         backends: Each with its timings.
+        cores: Usable cores of the processor; 0 if nobody knows.
     """
 
     key: str
@@ -64,3 +67,4 @@ class DeviceBackends(msgspec.Struct, frozen=True, kw_only=True):
     rows: int
     tokens: int
     backends: tuple[BackendProfile, ...]
+    cores: int = 0

@@ -193,6 +193,38 @@ def test_both_parts_are_allocated_and_an_absent_one_is_not():
     assert allocate(alone).attention is None
 
 
+def on_processor(cores: int, *threads: int, seconds: tuple[float, ...] = (1.0, 1.0, 0.5)) -> DeviceBackends:
+    backends = tuple(
+        BackendProfile(name=name, device="cpu", attention=linear(6, each), threads=count)
+        for name, count, each in zip(NAMES, threads, seconds, strict=False)
+    )
+    return DeviceBackends(key="k", groups=6, neurons=0, rows=1, tokens=8, backends=backends, cores=cores)
+
+
+def test_no_more_backends_share_the_processor_than_it_has_cores_for():
+    found = allocate(on_processor(2, 1, 1, 1)).attention
+    assert found is not None
+    assert [(share.backend, share.count) for share in found.shares] == [("torch", 2), ("mnn", 4)]
+    assert found.left_out == {"opencl": "the processor has 2 cores, which torch and mnn use"}
+    assert (found.best_single, found.best_single_s) == ("mnn", 3.0)
+
+
+def test_a_backend_that_takes_no_core_comes_on_top_and_with_cores_enough_all_share():
+    beside = allocate(on_processor(1, 1, 0, 1)).attention
+    assert beside is not None
+    assert {share.backend for share in beside.shares} == {"opencl", "mnn"}
+    enough = allocate(on_processor(3, 1, 1, 1, seconds=(1.0, 1.0, 1.0))).attention
+    assert enough is not None
+    assert len(enough.shares) == 3
+
+
+def test_a_backend_with_more_threads_than_cores_may_still_compute_alone():
+    found = allocate(on_processor(2, 4, 4, 4)).attention
+    assert found is not None
+    assert [(share.backend, share.count) for share in found.shares] == [("mnn", 6)]
+    assert found.predicted_s == found.best_single_s
+
+
 def test_the_papers_search_finds_the_even_split_and_none_where_two_backends_jump_together():
     even = allocate_by_binary_search({"torch": linear(12, 1.0), "opencl": linear(12, 2.0)}, 12)
     assert even is not None
