@@ -14,6 +14,8 @@ MODULES = {
     "torch": "coterie.backends.torch_backend",
     "numpy": "coterie.backends.numpy_backend",
     "opencl": "coterie.backends.opencl_backend",
+    "webgpu": "coterie.backends.webgpu_backend",
+    "mnn": "coterie.backends.mnn_backend",
 }
 """Module by name, in the order in which they are tried. Each has `probe(threads) -> Sequence[Backend]`, which raises
 `BackendError` with the reason if its package or driver is absent."""

@@ -118,9 +118,9 @@ class KernelBackend:
         try:
             if isinstance(held, SavedHeads):
                 assert isinstance(loaded.shape, AttentionShape)
-                return backward_heads(self._engine, loaded.shape, loaded.buffers, held, gradients, need)
+                return backward_heads(self._engine, loaded.shape, loaded.buffers, held, gradients, need=need)
             assert isinstance(loaded.shape, NeuronShape)
-            return backward_neurons(self._engine, loaded.shape, loaded.buffers, held, gradients, need)
+            return backward_neurons(self._engine, loaded.shape, loaded.buffers, held, gradients, need=need)
         finally:
             saved.release()
 

@@ -109,7 +109,7 @@ class _Views:
         return View(buffer=buffer, row=width, batch=self.tokens * width, head=self.per_group * d, fold=d)
 
 
-def _batched(
+def _batched(  # noqa: PLR0913 - three matrices and their sizes
     views: _Views, rows: int, *, a: View, b: View, c: View, sizes: tuple[int, int, int], alpha: float = 1.0
 ) -> Product:
     return Product(
@@ -312,6 +312,7 @@ def backward_heads(
     weights: Mapping[str, Buffer],
     saved: SavedHeads,
     gradients: tuple[Array, Array | None],
+    *,
     need: Need,
 ) -> Gradients:
     """Gradients from that of the output (and of `inner`, if any)."""

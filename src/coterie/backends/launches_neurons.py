@@ -72,6 +72,7 @@ def backward_neurons(
     weights: Mapping[str, Buffer],
     saved: SavedNeurons,
     gradients: tuple[Array, Array | None],
+    *,
     need: Need,
 ) -> Gradients:
     """Gradients from that of the output (and of `inner`, if any)."""

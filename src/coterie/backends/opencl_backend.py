@@ -17,7 +17,8 @@ import numpy.typing as npt
 from coterie.backends.backend import Backend, BackendInfo
 from coterie.backends.engine import Buffer, Positions, Product, View
 from coterie.backends.kernel_backend import KernelBackend
-from coterie.backends.opencl_forms import CANDIDATES_CPU, CANDIDATES_GPU, Form, packing_key, product_words, steps_up
+from coterie.backends.opencl_forms import CANDIDATES_CPU, CANDIDATES_GPU, Form, packing_key, steps_up
+from coterie.backends.product_words import product_words
 from coterie.backends.shares import Activation, Array, Mask
 from coterie.errors import BackendError
 
@@ -26,7 +27,7 @@ _POOLED_BYTES = 2**30
 
 @contextlib.contextmanager
 def _driver_errors(name: str) -> Iterator[None]:
-    import pyopencl as cl
+    import pyopencl as cl  # noqa: PLC0415 - absent on most devices
 
     try:
         yield
@@ -41,7 +42,7 @@ def probe(threads: int) -> tuple[Backend, ...]:
         BackendError: pyopencl or a driver is absent.
     """
     try:
-        import pyopencl as cl
+        import pyopencl as cl  # noqa: PLC0415 - absent on most devices
     except ImportError as error:
         raise BackendError(
             f"opencl: pyopencl cannot be imported ({error})", hint="pip install 'coterie[backends]'"
@@ -73,7 +74,7 @@ class OpenCLEngine:
     """A device with its queue, kernels and pool of memory (see `engine.Engine`)."""
 
     def __init__(self, device: Any, name: str, threads: int, *, form: Form | None = None) -> None:
-        import pyopencl as cl
+        import pyopencl as cl  # noqa: PLC0415 - absent on most devices
 
         self._cl = cl
         self._is_cpu = bool(device.type & cl.device_type.CPU)
@@ -197,13 +198,13 @@ class OpenCLEngine:
 
     def upload(self, array: Array | Mask, *, constant: bool = True) -> Buffer:
         """An array on the device; read in place where the device works in the processor's memory."""
-        array = np.ascontiguousarray(array)
-        if self._shares_memory and array.flags.writeable and array.size:
-            buffer = self._in_place(array)
+        data: npt.NDArray[Any] = np.ascontiguousarray(array)
+        if self._shares_memory and data.flags.writeable and data.size:
+            buffer = self._in_place(data)
         else:
-            buffer = self.take(-(-array.nbytes // 4))
+            buffer = self.take(-(-data.nbytes // 4))
             with _driver_errors(self._info.name):
-                self._cl.enqueue_copy(self._queue, buffer.handle, array, is_blocking=True)
+                self._cl.enqueue_copy(self._queue, buffer.handle, data, is_blocking=True)
         buffer.constant = constant
         return buffer
 

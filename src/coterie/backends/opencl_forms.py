@@ -1,20 +1,8 @@
-"""Forms of the OpenCL product: which there are, and how a product is described to the kernels."""
-
-from typing import Any
+"""Forms of the OpenCL product: which there are."""
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
 
 from coterie.backends.engine import Product, View
-
-_WORDS = np.dtype(
-    [(name, np.int32) for name in ["rows", "columns", "inner", "fold", "heads", "has_bias", "accumulate"]]
-    + [("alpha", np.float32)]
-    + [(f"a_{name}", np.int32) for name in ["row", "inner", "fold", "batch", "head", "shared"]]
-    + [(f"b_{name}", np.int32) for name in ["inner", "column", "fold", "batch", "head", "shared"]]
-    + [(name, np.int32) for name in ["c_row", "c_batch", "c_head", "unused"]]
-)
 
 
 class Form(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,26 +73,6 @@ CANDIDATES_GPU = (Form(panels=False), Form(panels=False, side=8), Form(panels=Fa
 def steps_up(a: int, b: int) -> int:
     """How many times b covers a."""
     return -(-a // b)
-
-
-def product_words(product: Product) -> npt.NDArray[Any]:
-    """Sizes and strides as the kernels read them."""
-    a, b, c = product.a, product.b, product.c
-    words = np.zeros(1, _WORDS)
-    words[0] = (
-        product.rows,
-        product.columns,
-        product.inner,
-        product.fold or product.inner,
-        product.heads,
-        product.bias is not None,
-        product.accumulate,
-        product.alpha,
-        *(a.row, a.column, a.fold, a.batch, a.head, a.shared),
-        *(b.row, b.column, b.fold, b.batch, b.head, b.shared),
-        *(c.row, c.batch, c.head, 0),
-    )
-    return words
 
 
 def packing_key(product: Product, view: View) -> tuple[int, ...]:

@@ -8,7 +8,7 @@ typedef struct {
   int rows, columns, inner, fold, heads, has_bias, accumulate; float alpha;
   int a_row, a_inner, a_fold, a_batch, a_head, a_shared;
   int b_inner, b_column, b_fold, b_batch, b_head, b_shared;
-  int c_row, c_batch, c_head, unused;
+  int c_row, c_batch, c_head, z0;
 } Product;
 
 #if W == 1
