@@ -1,0 +1,127 @@
+"""What the contract cannot see of OpenCL: memory that is used again, forms of the product, arrays read in place."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from coterie.backends.kernel_backend import KernelBackend
+from coterie.backends.opencl_backend import OpenCLEngine, probe
+from coterie.backends.opencl_forms import CANDIDATES_CPU, CANDIDATES_GPU, Form
+from coterie.backends.self_test import self_test
+from coterie.backends.shares import Array, Need, NeuronInputs, NeuronShape
+from coterie.errors import BackendError
+
+SHAPE = NeuronShape(hidden=24, output=20, neurons=33)
+
+
+@pytest.fixture(scope="module")
+def device() -> object:
+    cl = pytest.importorskip("pyopencl")
+    try:
+        return cl.get_platforms()[0].get_devices()[0]
+    except cl.Error as error:
+        pytest.skip(f"no OpenCL device: {error}")
+
+
+@pytest.fixture
+def backend(device: object) -> Iterator[KernelBackend]:
+    backend = KernelBackend(OpenCLEngine(device, "opencl", 1, form=Form(panels=True)))
+    yield backend
+    backend.close()
+
+
+def weights(seed: int) -> dict[str, Array]:
+    draw = np.random.default_rng(seed)
+    sizes = {"w1": (33, 24), "b1": (33,), "w2": (20, 33)}
+    return {name: draw.standard_normal(size).astype(np.float32) for name, size in sizes.items()}
+
+
+def inputs(seed: int, rows: int = 2) -> NeuronInputs:
+    return NeuronInputs(x=np.random.default_rng(seed).standard_normal((rows, 7, 24)).astype(np.float32))
+
+
+@pytest.mark.parametrize("form", [*CANDIDATES_CPU, *CANDIDATES_GPU], ids=str)
+def test_every_form_of_the_product_computes_the_same(device: object, form: Form) -> None:
+    backend = KernelBackend(OpenCLEngine(device, "opencl", 1, form=form))
+    assert self_test(backend) < 5e-6
+    backend.close()
+
+
+def test_weights_may_change_after_loading(backend: KernelBackend) -> None:
+    arrays = weights(1)
+    loaded = backend.load(SHAPE, arrays)
+    before, saved = backend.forward(loaded, inputs(2))
+    expected = backend.backward(saved, before.y, Need()).x
+    for array in arrays.values():
+        array[:] = 0
+    after, saved = backend.forward(loaded, inputs(2))
+    np.testing.assert_array_equal(after.y, before.y)
+    np.testing.assert_array_equal(backend.backward(saved, before.y, Need()).x, expected)
+
+
+def test_a_forward_outlives_the_release_of_its_weights(backend: KernelBackend) -> None:
+    loaded = backend.load(SHAPE, weights(1))
+    outputs, saved = backend.forward(loaded, inputs(2))
+    expected = backend.backward(saved, outputs.y, Need()).x
+    _, saved = backend.forward(loaded, inputs(2))
+    loaded.release()
+    other = backend.load(SHAPE, weights(5))  # would be given the same memory
+    backend.forward(other, inputs(6))
+    np.testing.assert_array_equal(backend.backward(saved, outputs.y, Need()).x, expected)
+
+
+def test_memory_is_used_again_at_the_next_step(backend: KernelBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = backend.load(SHAPE, weights(1))
+    engine = backend._engine
+    made: list[int] = []
+    take = engine.take
+
+    def counting(n: int) -> object:
+        assert isinstance(engine, OpenCLEngine)
+        if not engine._pool.get(n):
+            made.append(n)
+        return take(n)
+
+    monkeypatch.setattr(engine, "take", counting)
+    counts = []
+    for seed in range(3):
+        made.clear()
+        outputs, saved = backend.forward(loaded, inputs(seed))
+        backend.backward(saved, outputs.y, Need())
+        counts.append(len(made))
+    assert counts[0] > 0
+    assert counts[1:] == [0, 0]
+
+
+def test_a_second_backward_of_a_forward_is_refused(backend: KernelBackend) -> None:
+    outputs, saved = backend.forward(backend.load(SHAPE, weights(1)), inputs(2))
+    backend.backward(saved, outputs.y, Need())
+    with pytest.raises(BackendError, match="released"):
+        backend.backward(saved, outputs.y, Need())
+
+
+def test_a_processor_takes_as_many_compute_units_as_it_may(device: object) -> None:
+    one = OpenCLEngine(device, "opencl", 1)
+    if one.info.kind != "cpu":
+        pytest.skip("the device is no processor")
+    assert one.info.threads == 1
+    assert one.form in CANDIDATES_CPU
+    one.close()
+
+
+@pytest.mark.usefixtures("device")
+def test_a_platform_that_is_installed_twice_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    cl = pytest.importorskip("pyopencl")
+    platforms = cl.get_platforms()
+    names = [backend.info.name for backend in probe(1)]
+    monkeypatch.setattr(cl, "get_platforms", lambda: [*platforms, *platforms])
+    assert [backend.info.name for backend in probe(1)] == names
+
+
+@pytest.mark.usefixtures("device")
+def test_a_device_without_a_driver_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    cl = pytest.importorskip("pyopencl")
+    monkeypatch.setattr(cl, "get_platforms", list)
+    with pytest.raises(BackendError, match="no device"):
+        probe(1)
