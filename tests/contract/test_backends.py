@@ -12,6 +12,7 @@ from coterie.backends import torch_backend
 from coterie.backends.backend import Backend
 from coterie.backends.catalog import MODULES, find_backends
 from coterie.backends.checks import added_widths, weight_shapes
+from coterie.backends.child_process import ChildProcessBackend
 from coterie.backends.self_test import relative_error, self_test
 from coterie.backends.shares import (
     Array,
@@ -28,6 +29,7 @@ from coterie.backends.shares import (
 from coterie.errors import BackendError
 
 TOLERANCE = 5e-6
+HOSTED = "numpy in a process of its own"
 LEAST = float(np.finfo(np.float32).min)
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": functional.gelu,
@@ -38,13 +40,18 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def device_names() -> list[str]:
-    """Every kind of backend, and all of torch's accelerators; of other kinds the first device stands for all."""
+    """Every kind, of torch all accelerators, and a hosted one; of other kinds the first device stands for all."""
     accelerators = [one.info.name for one in torch_backend.probe(1)[1:]]
-    return [*MODULES, *accelerators]
+    return [*MODULES, *accelerators, HOSTED]
 
 
 @pytest.fixture(scope="module", params=device_names())
 def backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
+    if request.param == HOSTED:
+        hosted = ChildProcessBackend("numpy")
+        yield hosted
+        hosted.close()
+        return
     try:
         found = find_backends(1, (request.param,))
     except BackendError as error:
