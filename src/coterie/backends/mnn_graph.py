@@ -173,7 +173,7 @@ class Graph:
             q, k = self._turned(q, partner, shape.heads), self._turned(k, partner, shape.groups)
         each = shape.heads // shape.groups
         scores = _product(_reshape(q, rows, shape.groups, each * tokens, dim), k, turned=True)
-        scores = ops.multiply(_reshape(scores, rows, shape.heads, tokens, tokens), _constant(np.float32([shape.scale])))
+        scores = ops.multiply(_reshape(scores, rows, shape.heads, tokens, tokens), _number(shape.scale))
         if "bias" in self._sizes:
             self._mask = _variable(self._sizes["bias"])
             scores = ops.add(scores, self._mask)
