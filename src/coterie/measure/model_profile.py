@@ -57,6 +57,7 @@ def profile_model(spec: ModelSpec, *, memory_tokens: int, typical_tokens: int, n
         memory_tokens=memory_tokens,
         typical_tokens=typical_tokens,
         shared=_most([cost.shared for cost in counted]),
+        unpacks=spec.frozen_dtype != "float32",
         notes=notes,
     )
 

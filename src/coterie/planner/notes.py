@@ -93,7 +93,8 @@ def _about_memory(candidate: Candidate) -> Iterator[str]:
         yield f"memory is short: {_they(recomputing, 'run')} each block's forward again in backward"
     tight = [devices[stage.device].name for stage in candidate.stages if stage.allocator == "tight"]
     if tight and candidate.problem.request.allocator == "auto":
-        yield f"memory is short: {_they(tight, 'use')} the tight allocator, which costs a few percent of time"
+        why = "frozen weights are unpacked for each use" if candidate.problem.model.unpacks else "memory is short"
+        yield f"{why}: {_they(tight, 'use')} the tight allocator, which costs a few percent of time"
     stages = len(candidate.stages)
     shallower = [
         devices[stage.device].name

@@ -105,7 +105,10 @@ class Problem:
         """Allocators to choose among on a device; `tight` is a matter of the C library's."""
         if self.devices[device].device_type != "cpu" or self.request.allocator == "default":
             return ("default",)
-        return ("tight",) if self.request.allocator == "tight" else ("default", "tight")
+        # Weights that come and go between activations leave holes in glibc's heap that nobody can predict.
+        if self.request.allocator == "tight" or self.model.unpacks:
+            return ("tight",)
+        return ("default", "tight")
 
     def recompute_choices(self) -> tuple[bool, ...]:
         """Whether stages may keep all activations, run forwards again, or either."""

@@ -17,7 +17,7 @@ from coterie.logs import get_logger
 
 _LOG = get_logger(__name__)
 _Profile = TypeVar("_Profile", bound=msgspec.Struct)
-_FORMAT = 2
+_FORMAT = 3
 """Raised when profiles are counted in another way, so that older files are measured again."""
 
 

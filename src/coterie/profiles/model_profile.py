@@ -64,6 +64,7 @@ class ModelProfile(msgspec.Struct, frozen=True, kw_only=True):
         typical_tokens: Tokens per row for time figures: the mean padded length.
         shared: Kept once per stage and micro-batch, whatever the number of its blocks: attention masks, rotary tables;
             at `memory_tokens`. Not part of any layer's `saved`.
+        unpacks: Frozen weights are held in fewer bits and unpacked, one after another, wherever they are used.
         notes: What a reader of the figures should know about how they were taken.
     """
 
@@ -75,6 +76,7 @@ class ModelProfile(msgspec.Struct, frozen=True, kw_only=True):
     memory_tokens: int
     typical_tokens: int
     shared: AffineBytes = AffineBytes()
+    unpacks: bool = False
     notes: tuple[str, ...] = ()
 
     @property

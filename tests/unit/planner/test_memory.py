@@ -21,6 +21,7 @@ from coterie.planner.memory import (
     stage_bytes,
     stage_sizes,
 )
+from coterie.planner.problem import Problem
 from coterie.profiles.model_profile import AffineBytes
 from coterie.units import MIB
 
@@ -249,3 +250,15 @@ def test_an_estimate_survives_json(make_model):
     assert all(
         isinstance(value, int) and not isinstance(value, np.integer) for value in msgspec.structs.astuple(estimate)
     )
+
+
+def test_weights_that_are_unpacked_for_each_use_get_the_allocator_whose_peaks_can_be_predicted(random_request):
+    request = random_request(7, allocator="auto", codecs=("fp32",))
+    plain, unpacking = (
+        Problem(msgspec.structs.replace(request, model=msgspec.structs.replace(request.model, unpacks=unpacks)), 4)
+        for unpacks in (False, True)
+    )
+    assert plain.allocators(0) == ("default", "tight")
+    assert unpacking.allocators(0) == ("tight",)
+    told = Problem(msgspec.structs.replace(unpacking.request, allocator="default"), 4)
+    assert told.allocators(0) == ("default",)
