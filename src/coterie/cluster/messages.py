@@ -250,6 +250,8 @@ class StepDone(Message, frozen=True, kw_only=True):
     peak_bytes: int
     sent_next_bytes: int
     sent_previous_bytes: int
+    backend_busy_s: dict[str, float] = {}
+    backends_left_out: dict[str, str] = {}
 
 
 class NormPart(Message, frozen=True, kw_only=True):

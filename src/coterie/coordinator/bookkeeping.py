@@ -7,16 +7,18 @@ from itertools import pairwise
 import msgspec
 
 from coterie.clock import Clock
-from coterie.cluster.messages import StageReady
+from coterie.cluster.messages import StageReady, StepDone
 from coterie.coordinator.feeders import TrainingFeeder
 from coterie.coordinator.job import Job
 from coterie.coordinator.ledger import StepEntry
 from coterie.coordinator.members import Member
+from coterie.errors import BackendError
 from coterie.ids import WorkerId
 from coterie.metrics.records import (
     AnyRecord,
     DeviceSummary,
     EvaluationRecord,
+    FaultRecord,
     LinkSummary,
     MemoryRecord,
     StepRecord,
@@ -43,6 +45,8 @@ class Bookkeeper:
         self._peaks: dict[WorkerId, int] = {}
         self._sent: dict[WorkerId, tuple[int, int]] = {}
         self._busy_s: dict[WorkerId, float] = {}
+        self._backend_busy_s: dict[WorkerId, dict[str, float]] = {}
+        self._backends_left_out: dict[WorkerId, dict[str, str]] = {}
         self._step_seconds: list[float] = []
         self._first_step = 0
         self._tokens = 0
@@ -77,6 +81,7 @@ class Bookkeeper:
             self._sent[worker] = (done.sent_next_bytes, done.sent_previous_bytes)
             busy_s = done.forward_s + done.backward_s + done.update_s
             self._busy_s[worker] = self._busy_s.get(worker, 0.0) + busy_s
+            self._note_backends(step, worker, done)
         if not self._step_seconds:
             self._first_step = step
         self._step_seconds.append(seconds)
@@ -99,11 +104,22 @@ class Bookkeeper:
                         utilization=min((done.forward_s + done.backward_s + done.update_s) / max(seconds, 1e-9), 1.0),
                         memory_bytes=self._rss.get(worker, 0),
                         peak_bytes=self._peaks[worker],
+                        backends=_parts_of(done.backend_busy_s, seconds),
                     )
                     for worker, done in in_plan_order
                 ),
             )
         )
+
+    def _note_backends(self, step: int, worker: WorkerId, done: StepDone) -> None:
+        """Add up what a device's backends did; write down which of them failed."""
+        busy = self._backend_busy_s.setdefault(worker, {})
+        for name, busy_s in done.backend_busy_s.items():
+            busy[name] = busy.get(name, 0.0) + busy_s
+        for name, reason in done.backends_left_out.items():
+            self._backends_left_out.setdefault(worker, {})[name] = reason
+            message = f"the backend {name} is left out from now on: {reason}"
+            self._write(FaultRecord(slug=BackendError.slug, message=message, worker=worker, step=step))
 
     def evaluation(self, record: EvaluationRecord) -> None:
         """Note an evaluation; the last one of each split goes into the summary."""
@@ -147,6 +163,8 @@ class Bookkeeper:
             limit_bytes=stage.memory_limit,
             base_bytes=stage.memory.base,
             utilization=min(self._busy_s.get(stage.worker, 0.0) / max(seconds, 1e-9), 1.0),
+            backends=_parts_of(self._backend_busy_s.get(stage.worker, {}), seconds),
+            backends_left_out=self._backends_left_out.get(stage.worker, {}),
         )
 
     def _links(self) -> tuple[LinkSummary, ...]:
@@ -170,6 +188,11 @@ class Bookkeeper:
             "training rows without a label skipped": summary.skipped_rows,
         }
         return {name: count for name, count in counts.items() if count}
+
+
+def _parts_of(busy_s: Mapping[str, float], seconds: float) -> dict[str, float]:
+    """Busy seconds as parts of a time, 0 to 1."""
+    return {name: min(busy / max(seconds, 1e-9), 1.0) for name, busy in busy_s.items()}
 
 
 def summary_json(summary: SummaryRecord) -> bytes:

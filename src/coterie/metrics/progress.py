@@ -32,6 +32,14 @@ class DeviceLine:
         self.memory_bytes = 0
         """The highest so far: what a limit has to hold."""
         self.utilization = 0.0
+        self.backends: dict[str, float] = {}
+        """Busy part of each compute backend, where layers are shared among them."""
+
+    @property
+    def busy_text(self) -> str:
+        """How busy the device is, and each of its backends."""
+        backends = ", ".join(f"{name} {busy:.0%}" for name, busy in self.backends.items())
+        return f"{self.utilization:.0%}" + (f" ({backends})" if backends else "")
 
     @property
     def memory_text(self) -> str:
@@ -86,6 +94,10 @@ class RunState:
                 device.memory_bytes = max(worker.memory_bytes, worker.peak_bytes)
                 change = worker.utilization - device.utilization
                 device.utilization = worker.utilization if fresh else device.utilization + _SMOOTHING * change
+                device.backends = {
+                    name: busy + (1 - _SMOOTHING) * (device.backends.get(name, busy) - busy)
+                    for name, busy in worker.backends.items()
+                }
 
     @property
     def eta_text(self) -> str:
@@ -108,7 +120,7 @@ class RunState:
             f"{self.tokens_per_s:,.0f} tokens/s",
             self.eta_text,
         ]
-        devices = [f"{d.name} {d.utilization:.0%} {d.memory_text}" for d in self.devices.values()]
+        devices = [f"{d.name} {d.busy_text} {d.memory_text}" for d in self.devices.values()]
         return "  ".join(parts) + (" | " + " | ".join(devices) if devices else "")
 
 
@@ -227,7 +239,7 @@ def _render(state: RunState, width: int) -> "Table":
             f" {device.name}",
             f"[dim]{device.units}[/]" if width >= _WIDE_CELLS else "",
             ProgressBar(total=1.0, completed=device.utilization, width=_BAR_CELLS),
-            f"{device.utilization:4.0%} busy ",
+            f"{device.utilization:4.0%} busy{_backends(device)} ",
             _memory_bar(device),
             device.memory_text,
         )
@@ -235,6 +247,10 @@ def _render(state: RunState, width: int) -> "Table":
     block.add_row(head)
     block.add_row(table)
     return block
+
+
+def _backends(device: DeviceLine) -> str:
+    return "".join(f" {name} {busy:.0%}" for name, busy in device.backends.items())
 
 
 def _memory_bar(device: DeviceLine) -> "ProgressBar":

@@ -37,12 +37,14 @@ class WorkerStep(msgspec.Struct, frozen=True, kw_only=True):
         utilization: Part of the step's wall time that it computed, 0 to 1.
         memory_bytes: Its process's memory at the end of the step.
         peak_bytes: The highest so far.
+        backends: Where layers are shared among compute backends: part of the step's wall time that each was busy.
     """
 
     worker: str
     utilization: float
     memory_bytes: int
     peak_bytes: int = 0
+    backends: dict[str, float] = {}
 
 
 class StepRecord(Record, frozen=True, kw_only=True):
@@ -209,6 +211,8 @@ class DeviceSummary(msgspec.Struct, frozen=True, kw_only=True):
         limit_bytes: Its budget; 0 if none was set.
         base_bytes: The idle worker before it held a stage.
         utilization: Computing part of the training's wall time, 0 to 1.
+        backends: Where layers were shared among compute backends: part of the training's wall time that each was busy.
+        backends_left_out: Backends that failed during the run and were used no more, with the reason.
     """
 
     worker: str
@@ -219,6 +223,8 @@ class DeviceSummary(msgspec.Struct, frozen=True, kw_only=True):
     limit_bytes: int = 0
     base_bytes: int = 0
     utilization: float = 0.0
+    backends: dict[str, float] = {}
+    backends_left_out: dict[str, str] = {}
 
 
 class LinkSummary(msgspec.Struct, frozen=True, kw_only=True):

@@ -27,6 +27,8 @@ def print_summary(summary: SummaryRecord, *, stream: TextIO | None = None) -> No
     console.print(_speed(summary))
     if note := speed_note(summary):
         console.print(note, markup=False)
+    for line in backend_lines(summary):
+        console.print(line, markup=False)
     if summary.links:
         console.print(_links(summary))
     if summary.quality:
@@ -63,6 +65,18 @@ def speed_note(summary: SummaryRecord) -> str:
         f"steps took {ratio:.2g} times as long as predicted: a device is busy now, or was when it was measured; "
         "--measure-again takes its speed anew"
     )
+
+
+def backend_lines(summary: SummaryRecord) -> list[str]:
+    """How busy each compute backend was on devices that share layers among them, and which ones failed."""
+    lines = []
+    for device in summary.devices:
+        if device.backends:
+            busy = ", ".join(f"{name} {part:.0%}" for name, part in device.backends.items())
+            lines.append(f"{device.device_name}: backends busy: {busy}")
+        for name, reason in device.backends_left_out.items():
+            lines.append(f"{device.device_name}: the backend {name} was left out during the run: {reason}")
+    return lines
 
 
 def _resumed(summary: SummaryRecord) -> str:

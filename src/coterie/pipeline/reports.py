@@ -26,6 +26,8 @@ class StepReport(msgspec.Struct, frozen=True, kw_only=True):
         updates: Updates applied: 1, or one per micro-batch in `stash`; fewer where all labels were masked.
         weight_versions: Most versions of the trainable parameters alive at once in this step.
         stashed_bytes: Most bytes of versions beside the current one in this step.
+        backend_busy_s: Where layers are shared among compute backends: busy seconds of each since the step before.
+        backends_left_out: Backends that failed since the step before and are used no more, with the reason.
     """
 
     step: int
@@ -40,3 +42,5 @@ class StepReport(msgspec.Struct, frozen=True, kw_only=True):
     updates: int
     weight_versions: int
     stashed_bytes: int
+    backend_busy_s: dict[str, float] = {}
+    backends_left_out: dict[str, str] = {}

@@ -10,7 +10,7 @@ from coterie.coordinator.bookkeeping import Bookkeeper, summary_json
 from coterie.coordinator.feeders import TrainingFeeder
 from coterie.coordinator.ledger import Ledger
 from coterie.ids import WorkerId
-from coterie.metrics.records import EvaluationRecord, StepRecord
+from coterie.metrics.records import EvaluationRecord, FaultRecord, StepRecord
 from coterie.planner.plan import MemoryEstimate, Plan, StageAssignment
 from coterie.units import MIB
 
@@ -56,7 +56,7 @@ def make_plan():
     )
 
 
-def done(step, *, busy_s=0.5, peak=7, sent=(0, 0), norm_is_global=True):
+def done(step, *, busy_s=0.5, peak=7, sent=(0, 0), norm_is_global=True, **backends):
     return StepDone(
         step=step,
         forward_s=busy_s,
@@ -73,6 +73,7 @@ def done(step, *, busy_s=0.5, peak=7, sent=(0, 0), norm_is_global=True):
         peak_bytes=peak,
         sent_next_bytes=sent[0],
         sent_previous_bytes=sent[1],
+        **backends,
     )
 
 
@@ -151,3 +152,16 @@ def test_the_summary_counts_peaks_links_and_the_mean_step_without_the_first(book
 def test_a_run_without_a_step_has_a_summary_too(books):
     summary = books.books.summary("runs/x")
     assert (summary.steps, summary.first_loss, summary.measured_step_s) == (0, None, 0.0)
+
+
+def test_backends_are_recorded_with_how_busy_they_were_and_when_one_failed(books):
+    books.step(0, loss=2.0, seconds=2.0, backend_busy_s={"torch": 1.0, "opencl": 0.5})
+    books.step(1, loss=2.0, seconds=2.0, backend_busy_s={"torch": 1.4}, backends_left_out={"opencl": "it failed"})
+    faults = [record for record in books.records if isinstance(record, FaultRecord)]
+    assert {(fault.slug, fault.worker, fault.step) for fault in faults} == {("backend", FIRST, 1), ("backend", LAST, 1)}
+    assert "opencl is left out from now on: it failed" in faults[0].message
+    steps = [record for record in books.records if isinstance(record, StepRecord)]
+    assert [step.workers[0].backends for step in steps] == [{"torch": 0.5, "opencl": 0.25}, {"torch": 0.7}]
+    device = books.books.summary("out").devices[0]
+    assert device.backends == pytest.approx({"torch": 0.6, "opencl": 0.125})
+    assert device.backends_left_out == {"opencl": "it failed"}

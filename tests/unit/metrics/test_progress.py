@@ -2,7 +2,9 @@
 
 import io
 
+import msgspec
 import pytest
+from rich.console import Console
 
 from coterie.clock import FakeClock
 from coterie.metrics.progress import DeviceLine, ProgressDisplay, RunState, _render
@@ -127,3 +129,14 @@ def test_no_line_of_the_block_wraps_at_usual_widths(width):
     lines = out.getvalue().splitlines()
     assert len(lines) == 3
     assert "…" not in out.getvalue()
+
+
+def test_backends_are_shown_beside_their_device():
+    state = RunState(10, (device(),))
+    for busy in (0.5, 1.0):
+        workers = (WorkerStep(worker="a", utilization=0.8, memory_bytes=1 << 20, backends={"torch": 0.9, "cl": busy}),)
+        state.take(msgspec.structs.replace(step(0), workers=workers))
+    assert "desk 80% (torch 90%, cl 60%)" in state.line
+    terminal = Terminal()
+    Console(file=terminal, width=140).print(_render(state, 140))
+    assert "80% busy torch 90% cl 60%" in terminal.getvalue()

@@ -73,3 +73,16 @@ def test_the_memory_table_says_that_one_device_is_a_prediction_for_the_whole_bat
     print_summary(summary, stream=out)
     for part in ("against one", "device, whole", "batch (predicted)"):
         assert part in out.getvalue()
+
+
+def test_backends_are_told_with_how_busy_they_were_and_what_went_wrong(summary):
+    first, second = summary.devices
+    first = msgspec.structs.replace(
+        first, backends={"torch": 0.71, "opencl": 0.64}, backends_left_out={"mnn": "it failed: its process has ended"}
+    )
+    out = io.StringIO()
+    print_summary(msgspec.structs.replace(summary, devices=(first, second)), stream=out)
+    text = out.getvalue()
+    assert "desk: backends busy: torch 71%, opencl 64%" in text
+    assert "desk: the backend mnn was left out during the run: it failed: its process has ended" in text
+    assert "phone: backend" not in text
