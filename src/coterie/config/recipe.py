@@ -276,8 +276,9 @@ class LocalWorker(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     threads: Annotated[int, Meta(ge=1, description="Compute threads.")] = 1
     device: Annotated[DeviceType, Meta(description="Where it computes.")] = "cpu"
     backends: Annotated[
-        Text,
+        str,
         Meta(
+            min_length=1,
             description="Compute backends that share each layer's attention heads and feed-forward neurons: `auto` for "
             "all of the device, or names with `+` between them, such as `torch+opencl`. With `torch` alone nothing is "
             "shared."

@@ -6,8 +6,11 @@ from itertools import combinations
 import msgspec
 
 from coterie.planner.share_costs import ShareCosts, deal, fastest_time, share_costs
-from coterie.profiles.backend_profile import DeviceBackends, Part, ShareTiming, Strategy
+from coterie.profiles.backend_profile import DeviceBackends, Part, ShareTiming
+from coterie.profiles.head_allocation import HeadAllocation, PartAllocation, PartShare
 from coterie.units import counted, format_seconds
+
+__all__ = ["LEAST_GAIN", "HeadAllocation", "PartAllocation", "PartShare", "allocate", "allocate_part"]
 
 LEAST_GAIN = 0.03
 """A backend is left out that makes a part less than this much faster: measurements are not much better than that, and
@@ -17,47 +20,6 @@ _NEURON_STEPS = (16, 8, 4, 2)
 _LEAST_STEPS = 64
 """Neurons are dealt out in the largest of these steps that divides a layer's into at least 64: matrix products like
 whole vector registers."""
-
-
-class PartShare(msgspec.Struct, frozen=True, kw_only=True):
-    """One backend's share of a part.
-
-    Attributes:
-        backend: Name.
-        count: KV groups or neurons; never 0 (a backend without a share is not listed).
-        strategy: Whether it computes them at once or one by one.
-        predicted_s: Seconds of forward, backward and transfers.
-    """
-
-    backend: str
-    count: int
-    strategy: Strategy = "fused"
-    predicted_s: float
-
-
-class PartAllocation(msgspec.Struct, frozen=True, kw_only=True):
-    """Who computes one part (the heads, or the neurons) of every layer; counts add up to the layer's.
-
-    Attributes:
-        shares: In the order in which heads (neurons) are dealt out, and in which parts are summed.
-        predicted_s: The slowest share's seconds.
-        best_single_s: Seconds of the fastest backend alone.
-        best_single: Its name.
-        left_out: Backends without a share, with the reason in words and numbers.
-    """
-
-    shares: tuple[PartShare, ...]
-    predicted_s: float
-    best_single_s: float
-    best_single: str
-    left_out: dict[str, str] = {}
-
-
-class HeadAllocation(msgspec.Struct, frozen=True, kw_only=True):
-    """The allocation of one device: the same for each of its layers of one shape. None: that part is not split."""
-
-    attention: PartAllocation | None = None
-    neurons: PartAllocation | None = None
 
 
 def allocate(profiles: DeviceBackends, *, least_gain: float = LEAST_GAIN) -> HeadAllocation:

@@ -5,6 +5,7 @@ from typing import Literal
 import msgspec
 
 from coterie.ids import WorkerId
+from coterie.profiles.head_allocation import HeadAllocation
 
 DeviceType = Literal["cpu", "cuda", "mps", "xpu"]
 
@@ -51,6 +52,8 @@ class DeviceProfile(msgspec.Struct, frozen=True, kw_only=True):
         update_bytes_per_s: Trained bytes that an optimizer update passes per second.
         bfloat16_speed: Speed of a bfloat16 matrix product against a float32 one, measured where a run computes in it.
         measured_at_s: When, in seconds since 1970 by the device's own clock; 0 if that is not known.
+        allocation: How its compute backends share each layer, if they do; `timings` are then taken so.
+        backend_notes: What is to be said of its backends: what sharing gains, or why nothing is shared.
     """
 
     worker: WorkerId
@@ -64,6 +67,8 @@ class DeviceProfile(msgspec.Struct, frozen=True, kw_only=True):
     update_bytes_per_s: float = 1e9
     bfloat16_speed: float = 1.0
     measured_at_s: float = 0.0
+    allocation: HeadAllocation | None = None
+    backend_notes: tuple[str, ...] = ()
 
 
 class LinkProfile(msgspec.Struct, frozen=True, kw_only=True):
