@@ -281,7 +281,7 @@ class LocalWorker(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             min_length=1,
             description="Compute backends that share each layer's attention heads and feed-forward neurons: `auto` for "
             "all of the device, or names with `+` between them, such as `torch+opencl`. With `torch` alone nothing is "
-            "shared."
+            "shared.",
         ),
     ] = "torch"
 
