@@ -1,19 +1,23 @@
 """All compute backends of a device at work at once: a thread each, results in a fixed order, failures bypassed."""
 
+from collections import deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from time import thread_time
 from typing import Self, TypeVar
 
 import msgspec
 import numpy as np
 
 from coterie.backends.backend import Backend, BackendInfo, Loaded, Saved
+from coterie.backends.child_process import ChildProcessBackend
 from coterie.backends.self_test import relative_error
 from coterie.backends.shares import Array, Gradients, Inputs, Need, Outputs, Shape
 from coterie.backends.torch_backend import TorchBackend
 from coterie.clock import Clock, SystemClock
 from coterie.errors import BackendError
 from coterie.heads.dealing import count_of, joined, part_inner, part_inputs, part_shape, part_weights, row_of
+from coterie.heads.lead import JobTime, Lead
 from coterie.logs import get_logger
 from coterie.profiles.backend_profile import Strategy
 
@@ -104,11 +108,16 @@ class BackendPool:
         self._infos = tuple(backend.info for backend in backends)
         self._threads = {name: ThreadPoolExecutor(1, thread_name_prefix=name) for name in self._backends}
         self._loaded: dict[str, dict[Hashable, tuple[Hashable, list[Loaded]]]] = {name: {} for name in self._backends}
+        self._dropped: dict[str, deque[PartSaved]] = {name: deque() for name in self._backends}
         self._torch = TorchBackend()
         self._on_bypass = on_bypass
         self._clock = clock or SystemClock()
         self._forwards = dict.fromkeys(self._backends, 0)
         self.usage = {name: Usage() for name in self._backends}
+        self._lead = Lead(
+            self._infos, frozenset(one.info.name for one in backends if isinstance(one, ChildProcessBackend))
+        )
+        self._times: dict[str, JobTime] = {}
         self.bypassed: dict[str, str] = {}
 
     def __enter__(self) -> Self:
@@ -122,13 +131,20 @@ class BackendPool:
         """The backends, in the order in which shares are dealt out."""
         return self._infos
 
+    @property
+    def lead_cpu_s(self) -> float:
+        """CPU seconds of the slowest backend in each forward and backward so far, added up (`heads.lead`)."""
+        return self._lead.cpu_s
+
     def call(self, name: str, work: Callable[[Backend], _T]) -> _T:
         """Call `work` with a backend, in its own thread, and wait."""
         return self._threads[name].submit(work, self._backends[name]).result()
 
     def run_forward(self, jobs: Sequence[PartJob]) -> list[tuple[Outputs, PartSaved]]:
         """Run all jobs at once; results in their order."""
+        self._begin()
         waiting = [self._submit(job.backend, self._forward, job) for job in jobs]
+        self._wait(waiting)
         return [self._forward_result(job, future) for job, future in zip(jobs, waiting, strict=True)]
 
     def run_backward(
@@ -143,8 +159,24 @@ class BackendPool:
             inner_gradients: That of each part's `Outputs.inner`.
         """
         calls = [(part, gradient, need, inner) for part, inner in zip(parts, inner_gradients, strict=True)]
+        self._begin()
         waiting = [self._submit(call[0].backend, self._backward, call) for call in calls]
+        self._wait(waiting)
         return [self._backward_result(call, future) for call, future in zip(calls, waiting, strict=True)]
+
+    def drop(self, parts: Sequence[PartSaved]) -> None:
+        """No backward will come for these. Each is released in its backend's thread, at that backend's next job.
+
+        May be called from anywhere, by a finalizer too: it waits for nothing.
+        """
+        for part in parts:
+            if part.backend != _REPEATED:
+                self._dropped[part.backend].append(part)
+
+    def unload(self) -> None:
+        """Release all weights: what is computed next are other shares."""
+        for name in self._backends:
+            self._threads[name].submit(self._release_loaded, name).result()
 
     def close(self) -> None:
         """End all backends. Idempotent."""
@@ -155,10 +187,20 @@ class BackendPool:
             thread.shutdown()
 
     def _end(self, name: str, backend: Backend) -> None:
-        for _, loaded in self._loaded.pop(name, {}).values():
+        self._release_dropped(name)
+        self._release_loaded(name)
+        backend.close()
+
+    def _release_loaded(self, name: str) -> None:
+        for _, loaded in self._loaded[name].values():
             for one in loaded:
                 one.release()
-        backend.close()
+        self._loaded[name].clear()
+
+    def _release_dropped(self, name: str) -> None:
+        dropped = self._dropped[name]
+        while dropped:
+            dropped.popleft().release()
 
     def _submit(self, name: str, work: Callable[[Backend, _T], _R], argument: _T) -> "Future[_R] | None":
         """The work in a backend's thread, or None if it has been left out."""
@@ -167,14 +209,25 @@ class BackendPool:
             return None
 
         def timed() -> _R:
-            start_s = self._clock.now()
+            start_s, start_cpu_s = self._clock.now(), thread_time()
             try:
+                self._release_dropped(name)
                 return work(backend, argument)
             finally:
-                self.usage[name].busy_s += self._clock.now() - start_s
+                busy_s = self._clock.now() - start_s
+                self._times[name] = JobTime(wall_s=busy_s, cpu_s=thread_time() - start_cpu_s)
+                self.usage[name].busy_s += busy_s
                 self.usage[name].jobs += 1
 
         return self._threads[name].submit(timed)
+
+    def _begin(self) -> None:
+        self._times = {}
+        self._lead.begin()
+
+    def _wait(self, waiting: "Sequence[Future[_T] | None]") -> None:
+        wait([future for future in waiting if future is not None])
+        self._lead.end(self._times)
 
     def _forward_result(
         self, job: PartJob, future: "Future[tuple[Outputs, PartSaved]] | None"

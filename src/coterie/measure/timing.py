@@ -17,19 +17,30 @@ class Stopwatch:
     that is what is measured there, without sleeping, and what others do on the machine meanwhile does not count.
     """
 
-    def __init__(self, *, device_type: str = "cpu", throttle_speed: float | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        device_type: str = "cpu",
+        throttle_speed: float | None = None,
+        elsewhere_cpu_s: Callable[[], float] = lambda: 0.0,
+    ) -> None:
+        """`elsewhere_cpu_s`: CPU seconds so far, in other threads, that this one waited for (compute backends)."""
         self._device_type = device_type
         self._throttle_speed = throttle_speed
+        self._elsewhere_cpu_s = elsewhere_cpu_s
 
     def seconds(self, work: Callable[[], object]) -> float:
         """Seconds of one call."""
-        wall_s, cpu_s = time.perf_counter(), time.thread_time()
+        wall_s, cpu_s = time.perf_counter(), self._cpu_s()
         work()
         if self._device_type != "cpu":
             torch.accelerator.synchronize()
         if self._throttle_speed is not None:
-            return (time.thread_time() - cpu_s) / self._throttle_speed
+            return (self._cpu_s() - cpu_s) / self._throttle_speed
         return time.perf_counter() - wall_s
+
+    def _cpu_s(self) -> float:
+        return time.thread_time() + self._elsewhere_cpu_s()
 
     def median(self, work: Callable[[], object], *, budget_s: float) -> float:
         """Median seconds of a call after one to warm up; more calls the less one takes, for about `budget_s` of CPU."""

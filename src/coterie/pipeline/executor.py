@@ -14,7 +14,7 @@ from coterie.clock import Clock, SystemClock
 from coterie.errors import NonFiniteLossError, UnsupportedModelError
 from coterie.models import RandomKey, StageModule
 from coterie.pipeline.compute import computing
-from coterie.pipeline.executor_settings import ExecutorSettings, OutputTask
+from coterie.pipeline.executor_settings import BackendUse, ExecutorSettings, OutputTask
 from coterie.pipeline.gradients import clip_in_place, sum_in_unit_order, unit_squared_norms
 from coterie.pipeline.micro_batch import MicroBatch
 from coterie.pipeline.optimizer import StageOptimizer
@@ -51,7 +51,7 @@ class StageExecutor:
     a micro-batch adds nothing, such a step moves neither weights nor moments.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what a stage is made of, the last two named at the call
         self,
         stage: StageModule,
         optimizer: StageOptimizer,
@@ -60,6 +60,7 @@ class StageExecutor:
         settings: ExecutorSettings,
         *,
         throttle: Throttle | None = None,
+        backends: BackendUse | None = None,
     ) -> None:
         self._stage = stage
         self._optimizer = optimizer
@@ -67,6 +68,7 @@ class StageExecutor:
         self._ports = ports
         self._settings = settings
         self._throttle = throttle
+        self._backends = backends
         self._clock: Clock = SystemClock()
         self._stash = WeightStash(stage)
         self._device = next((parameter.device for parameter in stage.parameters().values()), torch.device("cpu"))
@@ -105,7 +107,7 @@ class StageExecutor:
                 self._run_action(action, index)
                 if step_ends[action.step] == index:
                     step = first_step + action.step
-                    self._ports.step_done(self._tallies.pop(action.step).report(step))
+                    self._end_step(self._tallies.pop(action.step), step)
         except BaseException:
             self._in_flight.clear()
             self._tallies.clear()
@@ -113,6 +115,14 @@ class StageExecutor:
             raise
         assert not self._in_flight
         self._stash.install_current()
+
+    def _end_step(self, tally: StepTally, step: int) -> None:
+        if self._backends is not None:
+            tally.backend_busy_s, tally.backends_left_out = self._backends.since_last()
+        self._ports.step_done(tally.report(step))
+        if self._backends is not None:
+            with computing(self._settings.name):
+                self._backends.step_ended(is_idle=not self._in_flight)
 
     def _set_dropout(self, *, on: bool) -> None:
         if on:
@@ -297,11 +307,15 @@ class StageExecutor:
     def _busy(self, kind: ActionKind, tally: StepTally) -> Iterator[None]:
         """Compute under the lock, then let a throttled device's time pass before anything is sent."""
         with computing(self._settings.name):
-            start_s, start_cpu_s = self._clock.now(), time.thread_time()
+            start_s, start_cpu_s = self._clock.now(), self._cpu_s()
             yield
-            cpu_s = time.thread_time() - start_cpu_s
+            cpu_s = self._cpu_s() - start_cpu_s
         if self._throttle is not None:
             wall_s = self._clock.now() - start_s
             self._throttle.settle(wall_s=wall_s, cpu_s=cpu_s, now=self._clock.now)
         tally.busy_s[kind] += self._clock.now() - start_s
         tally.cpu_s += cpu_s
+
+    def _cpu_s(self) -> float:
+        """CPU seconds of this thread, and of the backends that it waited for."""
+        return time.thread_time() + (self._backends.cpu_s() if self._backends is not None else 0.0)

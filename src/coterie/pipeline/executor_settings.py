@@ -36,6 +36,22 @@ class ExecutorSettings(msgspec.Struct, frozen=True, kw_only=True):
     name: str = "this stage"
 
 
+class BackendUse(Protocol):
+    """The compute backends that share a stage's layers, as its executor sees them."""
+
+    def cpu_s(self) -> float:
+        """CPU seconds so far that the compute thread waited for them."""
+        ...
+
+    def since_last(self) -> tuple[dict[str, float], dict[str, str]]:
+        """Busy seconds of each since this was asked last, and those that failed meanwhile, with the reason."""
+        ...
+
+    def step_ended(self, *, is_idle: bool) -> None:
+        """An optimizer step is over; `is_idle`: no micro-batch is between its forward and its backward."""
+        ...
+
+
 def trains_below(trainable: Sequence[Sequence[str]], first_unit: int) -> bool:
     """Whether a stage that starts at `first_unit` must send gradients down.
 

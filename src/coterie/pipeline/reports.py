@@ -19,7 +19,7 @@ class StepReport(msgspec.Struct, frozen=True, kw_only=True):
         step: Optimizer step of the run.
         forward_s, backward_s, update_s: Busy seconds by kind of action, throttling included, waiting excluded.
         wait_s: Seconds spent waiting for inputs, for the other stages' norms and for room in an output queue.
-        cpu_s: CPU seconds of the compute thread in the busy time.
+        cpu_s: CPU seconds of the compute thread in the busy time, and of the backends that it waited for.
         grad_norm: Global norm before clipping where `grad_norm_is_global`, else the norm of this stage's gradient
             (`stash` always; other schedules when clipping is off). The last update's, if the step had several.
         learning_rate: Of the last update.

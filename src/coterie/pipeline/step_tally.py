@@ -14,6 +14,8 @@ class StepTally:
     """
 
     __slots__ = (
+        "backend_busy_s",
+        "backends_left_out",
         "busy_s",
         "cpu_s",
         "grad_norm",
@@ -29,6 +31,8 @@ class StepTally:
 
     def __init__(self) -> None:
         self.busy_s: dict[ActionKind, float] = {"F": 0.0, "B": 0.0, "U": 0.0}
+        self.backend_busy_s: dict[str, float] = {}
+        self.backends_left_out: dict[str, str] = {}
         self.wait_s = 0.0
         self.cpu_s = 0.0
         self.update_tokens = 0
@@ -61,4 +65,6 @@ class StepTally:
             updates=self.updates,
             weight_versions=self.weight_versions,
             stashed_bytes=self.stashed_bytes,
+            backend_busy_s=self.backend_busy_s,
+            backends_left_out=self.backends_left_out,
         )
