@@ -1,12 +1,15 @@
 """`coterie evaluate` and `coterie predict` for labels and scores of whole texts: the folder itself says which."""
 
 import json
+import shutil
 
+import msgspec
 import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 import coterie
+from coterie.checkpoint.export_record import ExportRecord, read_record, write_record
 
 TEXTS = ("Anna lives in Paris.", "Bob works for Acme", "the old Rome", "is Acme in Rome", "is is is", "Paris Paris")
 
@@ -92,3 +95,58 @@ def test_an_unknown_suffix_is_refused(answer, labeller):
     code, found = answer("predict", labeller, "--text", "a", "--output", "answers.conll")
     assert code == 2
     assert found["error"]["hint"] == "end it in .txt or .jsonl or .csv"
+
+
+def learnt(folder, tmp_path, **facts):
+    """The same model with a record of what it learnt."""
+    copy = tmp_path / "learnt"
+    shutil.copytree(folder, copy)
+    write_record(copy, ExportRecord(coterie="0", run_id="r", step=1, files=(), task="sequence-classification", **facts))
+    return copy
+
+
+def test_a_pair_on_the_command_line_gets_the_label_that_plain_transformers_gives(told, labeller, tmp_path):
+    folder = learnt(labeller, tmp_path, pairs=True)
+    code, out, _ = told("predict", folder, "--text", TEXTS[0], "--pair", TEXTS[1], "--text", TEXTS[2], "--pair", "is")
+    expected = plain_logits(labeller, [TEXTS[0], TEXTS[2]], [TEXTS[1], "is"]).argmax(-1)
+    assert code == 0
+    assert [line.split("\t")[0] for line in out.splitlines()] == [("bad", "good")[int(index)] for index in expected]
+    assert len(coterie.predict(folder, [(TEXTS[0], TEXTS[1])])) == 1
+
+
+def test_single_texts_are_refused_by_a_model_of_pairs_and_pairs_by_one_of_single_texts(answer, labeller, tmp_path):
+    folder = learnt(labeller, tmp_path, pairs=True)
+    code, found = answer("predict", folder, "--text", TEXTS[0])
+    assert code == 4
+    assert "one text each" in found["error"]["message"]
+    assert "--pair" in found["error"]["hint"]
+    write_record(folder, msgspec.structs.replace(read_record(folder), pairs=False))
+    code, found = answer("predict", folder, "--text", TEXTS[0], "--pair", TEXTS[1])
+    assert code == 4
+    assert "learnt from single texts" in found["error"]["message"]
+    assert answer("predict", folder, "--text", TEXTS[0])[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--text", "a", "--text", "b", "--pair", "c"), "--text is given 2 times and --pair 1 time"),
+        (("--pair", "c"), "--text is given 0 times and --pair 1 time"),
+        (("--text", "a", "--pair", "b", "--task", "token-classification"), "take single texts, not pairs"),
+        (("--text", "a", "--pair", "b", "--text-column", "text"), "stand in no columns of a file"),
+    ],
+)
+def test_pairs_that_cannot_be_are_refused(answer, labeller, words, message):
+    code, found = answer("predict", labeller, *words)
+    assert code == 2
+    assert message in found["error"]["message"]
+
+
+def test_rows_longer_than_those_that_were_learnt_are_cut_and_told_of(told, labeller, tmp_path):
+    folder = learnt(labeller, tmp_path, max_tokens=5)
+    _, short, notes = told("predict", folder, "--text", TEXTS[0])
+    expected = ("bad", "good")[int(plain_logits(labeller, ["Anna lives in"]).argmax())]
+    assert short.startswith(expected)
+    assert "1 row of more than 5 tokens" in notes
+    _, _, notes = told("predict", folder, "--text", TEXTS[0], "--max-tokens", "20")
+    assert "tokens" not in notes

@@ -23,6 +23,7 @@ from transformers import (
 from coterie import api
 from coterie.coordinator.job import prepare_job
 from coterie.coordinator.one_device import largest_difference, run_on_one_device
+from coterie.errors import DataError
 from coterie.ids import RunId
 from coterie.worker.settings import WorkerSettings
 
@@ -115,7 +116,10 @@ def test_pairs_get_labels_over_two_workers(tmp_path, make_recipe, cluster, two_s
     found = api.evaluate(result.model_folder, data)
     assert found.record.metrics == pytest.approx(quality["test"].metrics)
     assert found.record.loss == pytest.approx(quality["test"].loss, rel=1e-4)
-    assert api.predict(result.model_folder, ["anna lives in rome"])[0].label in {"firms", "places"}
+    pair = rows[0]["sentence1"], rows[0]["sentence2"]
+    assert [row.label for row in api.predict(result.model_folder, [pair])] == expected[:1]
+    with pytest.raises(DataError, match=r"one text each, and .* learnt from pairs"):
+        api.predict(result.model_folder, ["anna lives in rome"])
 
 
 @pytest.fixture(scope="module")

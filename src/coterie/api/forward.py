@@ -9,6 +9,7 @@ import msgspec
 
 from coterie.api.quiet import QuietObserver
 from coterie.checkpoint.export_record import read_record
+from coterie.config.checks import TASKS_WITH
 from coterie.config.forward import forward_recipe
 from coterie.config.recipe import Recipe
 from coterie.coordinator.answering import answers, generated_texts, with_answers
@@ -26,6 +27,9 @@ from coterie.tasks.readers.options import DataSource
 from coterie.tasks.readers.plain_text import split_words
 from coterie.tasks.rows import TEXT_FIELD
 from coterie.tasks.task import Task
+
+Texts = Sequence[str] | Sequence[tuple[str, str]]
+"""Bare texts, or pairs of them, for a model to answer on."""
 
 
 class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,7 +76,7 @@ def evaluate(
 
 def predict(
     model: str | Path,
-    data: DataSource | Sequence[str],
+    data: DataSource | Texts,
     *,
     split: str = "test",
     observer: RunObserver | None = None,
@@ -82,7 +86,7 @@ def predict(
 
     Args:
         model: As for `evaluate`.
-        data: A data file or folder, rows in memory, or sentences as plain text.
+        data: A data file or folder, rows in memory, or sentences as plain text, or pairs of them.
         split: As for `evaluate`.
         observer: Told what happens; nobody by default.
         options: As for `evaluate`.
@@ -96,7 +100,7 @@ def predict(
 
 def generate(
     model: str | Path,
-    data: DataSource | Sequence[str],
+    data: DataSource | Texts,
     *,
     split: str = "test",
     observer: RunObserver | None = None,
@@ -139,7 +143,7 @@ def run_evaluation(recipe: Recipe, data: DataSource, split: str, observer: RunOb
     )
 
 
-def run_prediction(recipe: Recipe, data: DataSource | Sequence[str], split: str, observer: RunObserver) -> Prediction:
+def run_prediction(recipe: Recipe, data: DataSource | Texts, split: str, observer: RunObserver) -> Prediction:
     """`predict` with a recipe made by `forward_recipe`."""
     job = prepare_forward_job(recipe, _rows_of(data, recipe), split=split, tagged=False, tell=observer.notice)
     predicted = _predict(job, split, observer)
@@ -160,10 +164,16 @@ def _decoded(job: Job, split: str, predicted: Predicted) -> tuple[Example, ...]:
     )
 
 
-def _rows_of(data: DataSource | Sequence[str], recipe: Recipe) -> DataSource:
-    """Bare texts become rows like those that the model learnt: of words for tags, else of the text as it is."""
-    if isinstance(data, str | Path | Mapping) or not len(data) or not isinstance(data[0], str):
+def _rows_of(data: DataSource | Texts, recipe: Recipe) -> DataSource:
+    """Bare texts become rows like those that the model learnt: of words for tags, else of the text as it is.
+
+    Raises:
+        UsageError: Pairs of texts, for a task that has none.
+    """
+    if isinstance(data, str | Path | Mapping) or not len(data) or not isinstance(data[0], str | tuple):
         return cast("DataSource", data)
+    if isinstance(data[0], tuple):
+        return [dict(zip(_pair_columns(recipe), pair, strict=True)) for pair in cast("Sequence[tuple[str, str]]", data)]
     if recipe.data.task == "token-classification":
         return [{"tokens": split_words(str(text))} for text in data]
     record = read_record(Path(recipe.model.name))
@@ -172,6 +182,22 @@ def _rows_of(data: DataSource | Sequence[str], recipe: Recipe) -> DataSource:
     asked = "instruction" if recipe.data.prompt and recipe.data.task == "causal-lm" else TEXT_FIELD
     column = named if isinstance(named, str) else learnt or asked
     return [{column: str(text)} for text in data]
+
+
+def _pair_columns(recipe: Recipe) -> tuple[str, str]:
+    """Of pairs of texts, or of instructions with what they are about: the columns that the task reads."""
+    data = recipe.data
+    usual = {"causal-lm": ("instruction", "input")}.get(data.task, ("text", "text_pair"))
+    if data.task not in TASKS_WITH["pair_column"]:
+        raise UsageError(f"{data.task} models take single texts, not pairs", hint="give the texts one by one")
+    first, second = data.text_column, data.pair_column
+    if first is None and second is None:
+        return usual
+    if isinstance(first, str) and isinstance(second, str):
+        return first, second
+    raise UsageError(
+        "texts of a pair stand in no columns of a file", hint="leave text_column and pair_column out, or name both"
+    )
 
 
 def _predict(job: Job, split: str, observer: RunObserver) -> Predicted:

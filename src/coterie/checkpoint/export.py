@@ -165,6 +165,8 @@ def _write_record(partial: Path, checkpoint: Checkpoint) -> None:
         task=terms.task,
         prompt=terms.prompt,
         text_field=checkpoint.manifest.text_field,
+        max_tokens=checkpoint.manifest.max_tokens,
+        pairs=checkpoint.manifest.pairs,
     )
     write_record(partial, record)
 

@@ -16,6 +16,8 @@ class ExportRecord(msgspec.Struct, frozen=True, kw_only=True):
         task: What the model was trained for, such as `token-classification`; empty where that was not recorded.
         prompt: The template that it learnt with, if it was not the task's own.
         text_field: The field in which bare texts become rows like those that it learnt; empty for the usual one.
+        max_tokens: The longest row that it learnt, where the recipe said so; None for the task's own limit.
+        pairs: It learnt pairs of texts, or single ones; None in tasks that do not have both, and where not recorded.
         files: Everything that was written, this file included.
     """
 
@@ -26,6 +28,8 @@ class ExportRecord(msgspec.Struct, frozen=True, kw_only=True):
     task: str = ""
     prompt: str = ""
     text_field: str = ""
+    max_tokens: int | None = None
+    pairs: bool | None = None
 
 
 def read_record(folder: Path) -> ExportRecord | None:

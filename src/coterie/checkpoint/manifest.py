@@ -71,6 +71,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         samples_seen: Rows trained on so far, over all epochs.
         base_model: Folder or hub name of the pretrained model, as the user gave it.
         text_field: The field in which bare texts become rows like those that were learnt; empty for the usual one.
+        max_tokens: What the recipe said of the longest row; None for the task's own limit.
+        pairs: Rows were pairs of texts, or single ones; None in tasks that do not have both, and where not recorded.
         loss_tail: Mean losses of the last steps, the newest last; for people and plots.
         libraries: Versions of what computed the numbers, such as `{"torch": "2.13.0"}`.
         shards: Filled in by the store.
@@ -83,6 +85,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     samples_seen: int
     base_model: str = ""
     text_field: str = ""
+    max_tokens: int | None = None
+    pairs: bool | None = None
     loss_tail: tuple[float, ...] = ()
     libraries: dict[str, str] = {}
     shards: tuple[ShardEntry, ...] = ()

@@ -30,6 +30,12 @@ def add_parser(verbs: "argparse._SubParsersAction[Parser]") -> Parser:
     source.add_argument("--data", help="a data file or folder; answers in it are ignored")
     source.add_argument("--text", action="append", metavar="TEXT", help="a text to answer on. Repeatable")
     parser.add_argument(
+        "--pair",
+        action="append",
+        metavar="TEXT",
+        help="the second text of a pair, or what an instruction is about: one for each --text, in the same order",
+    )
+    parser.add_argument(
         "--output",
         type=Path,
         metavar="FILE",
@@ -51,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
     if args.output is not None:
         check_suffix(args.output, get_task(recipe.data.task).suffixes)
     check_forward(recipe, args.data, args.split)
-    data = args.data or args.text or _lines_of_stdin()
+    data = args.data or _texts(args) or _lines_of_stdin()
     from coterie import api  # noqa: PLC0415 - imports torch: seconds, and a wrong flag should be told at once
     from coterie.cli.console import PlainConsole  # noqa: PLC0415
 
@@ -60,6 +66,23 @@ def run(args: argparse.Namespace) -> int:
         found = api.run_prediction(recipe, data, args.split, console)
     _write(found, args)
     return 0
+
+
+def _texts(args: argparse.Namespace) -> list[str] | list[tuple[str, str]]:
+    """What --text and --pair say; empty if nothing.
+
+    Raises:
+        UsageError: There is not one --pair for each --text.
+    """
+    texts: list[str] = args.text or []
+    if not args.pair:
+        return texts
+    if len(texts) != len(args.pair):
+        raise UsageError(
+            f"--text is given {counted(len(texts), 'time')} and --pair {counted(len(args.pair), 'time')}",
+            hint="each --text TEXT needs its --pair TEXT",
+        )
+    return list(zip(texts, args.pair, strict=True))
 
 
 def _lines_of_stdin() -> list[str]:

@@ -16,7 +16,7 @@ FORWARD_ROWS = 32
 def forward_recipe(model: str | Path, data: object, options: Mapping[str, object]) -> Recipe:
     """The recipe for predicting or evaluating `data` by `model`.
 
-    Task and prompt are those that the model was trained for, unless options name others.
+    Task, prompt and longest row are those that the model was trained with, unless options name others.
 
     Args:
         model: A trained model's folder or hub name.
@@ -31,8 +31,8 @@ def forward_recipe(model: str | Path, data: object, options: Mapping[str, object
     fixed: dict[str, object] = {"model.name": str(model), "data.train": named, "train.batch_rows": FORWARD_ROWS}
     record = read_record(folder)
     wished = options.get("data.task") or options.get("task")
-    if record is not None and record.prompt and wished in {None, record.task}:
-        fixed["data.prompt"] = record.prompt
+    if record is not None and wished in {None, record.task}:
+        fixed |= {"data.prompt": record.prompt or None, "data.max_tokens": record.max_tokens}
     fixed["data.task"] = _trained_task(folder, record)
     return load_recipe(None, {**fixed, **options})
 

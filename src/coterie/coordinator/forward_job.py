@@ -1,13 +1,17 @@
 """A job in which nothing is trained: a finished model, and one split of data to predict or evaluate."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import msgspec
 
+from coterie.checkpoint.export_record import read_record
 from coterie.config.recipe import Recipe
 from coterie.coordinator.answering import make_prompts
 from coterie.coordinator.job import Job, encode_splits, short_name
 from coterie.coordinator.preflight import read_options
+from coterie.coordinator.prompt_groups import Prompts
+from coterie.errors import DataError
 from coterie.ids import RunId
 from coterie.jobs.model_spec import ModelSpec
 from coterie.jobs.optimizer_spec import OptimizerSpec
@@ -19,11 +23,13 @@ from coterie.models.trained import open_trained
 from coterie.profiles.cache import ProfileCache
 from coterie.profiles.model_profile import ModelProfile
 from coterie.tasks.catalog import get_task
-from coterie.tasks.examples import IntArray
+from coterie.tasks.data_summary import EncodedSplit
+from coterie.tasks.examples import IntArray, are_pairs
 from coterie.tasks.pad_token import LABELLING_CLASS, agree_on_pad
 from coterie.tasks.readers.options import DataSource
-from coterie.tasks.task import DataFiles, GenerativeTask, labels_of_config
+from coterie.tasks.task import DataFiles, GenerativeTask, Split, labels_of_config
 from coterie.tasks.tokenizer import load_tokenizer
+from coterie.units import counted
 
 
 def prepare_forward_job(
@@ -47,6 +53,7 @@ def prepare_forward_job(
     files = DataFiles(options=read_options(recipe.data, tagged=tagged), prompt=recipe.data.prompt)
     read = known.prepare(msgspec.structs.replace(files, **{split: data}))
     task = read.task
+    _check_pairs(recipe, read.splits[split])
     tokenizer = load_tokenizer(trained.tokenizer_folder)
     overrides: dict[str, object] = {}
     if task.auto_class == LABELLING_CLASS:
@@ -83,11 +90,41 @@ def prepare_forward_job(
         model_profile=profile,
         data_digest="",
         base_digest="",
-        notes=(*tokenizer.notes, *read.splits[split].notes),
+        notes=(*tokenizer.notes, *read.splits[split].notes, *_cut_notes(encoded[split], prompts, recipe)),
         forward_only=True,
         prompts=prompts,
         wants_logits=tagged or prompts is None,
     )
+
+
+def _check_pairs(recipe: Recipe, split: Split) -> None:
+    """Single texts mean nothing to a model that learnt pairs, and the other way round, though it would answer.
+
+    Raises:
+        DataError: The rows are not of the kind that it learnt.
+    """
+    record = read_record(Path(recipe.model.name))
+    pairs = are_pairs(split.examples)
+    if record is None or record.task != recipe.data.task or None in {record.pairs, pairs} or record.pairs == pairs:
+        return
+    if record.pairs:
+        raise DataError(
+            f"{split.source}: the rows have one text each, and {recipe.model.name} learnt from pairs of texts",
+            hint="name the column of the second text by --pair-column, or give it after --text by --pair",
+        )
+    raise DataError(
+        f"{split.source}: the rows are pairs of texts, and {recipe.model.name} learnt from single texts",
+        hint="name the text's column alone by --text-column",
+    )
+
+
+def _cut_notes(encoded: EncodedSplit, prompts: Prompts | None, recipe: Recipe) -> tuple[str, ...]:
+    """What is said of rows that do not fit: the limit may be one that the model brings from its training."""
+    limit = encoded.summary.max_tokens
+    cut = encoded.summary.truncated_rows
+    if prompts is not None and prompts.longest == recipe.data.max_tokens:
+        return (f"prompts of more than {prompts.longest} tokens are cut (max_tokens)",)
+    return (f"{counted(cut, 'row')} of more than {limit} tokens: what exceeds them is cut",) if cut else ()
 
 
 def _is_generated(recipe: Recipe, task: GenerativeTask, *, tagged: bool) -> bool:

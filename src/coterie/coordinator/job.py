@@ -22,7 +22,7 @@ from coterie.profiles.model_profile import ModelProfile
 from coterie.tasks.batches import BatchSettings, batch_shapes, steps_per_epoch
 from coterie.tasks.catalog import get_task
 from coterie.tasks.data_summary import EncodedSplit, encode_split
-from coterie.tasks.examples import EncodedExample
+from coterie.tasks.examples import EncodedExample, are_pairs
 from coterie.tasks.language_rows import field_of_bare_texts
 from coterie.tasks.pad_token import LABELLING_CLASS, agree_on_pad
 from coterie.tasks.task import DataFiles, ReshapingTask, Split, Task
@@ -41,7 +41,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         model_profile: Counted at the longest and the mean padded length of this run's micro-batches.
         data_digest, base_digest: What `coterie.checkpoint.resume` compares.
         notes: What the user should know of tokenizer and model; what concerns the data was told with their figures.
-        text_field: See `Manifest`; taken from the rows as they were read, since packed ones are no rows of the data.
+        text_field, pairs: See `Manifest`; of the rows as they were read, since packed ones are no rows of the data.
         forward_only: Nothing is trained: a split is only predicted or evaluated.
         prompts: Of a forward-only job whose answers are generated: what to continue, a prompt for each row.
         wants_logits: A forward-only job runs its rows through the model as they are; off where they are only continued.
@@ -62,6 +62,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     base_digest: str
     notes: tuple[str, ...]
     text_field: str = ""
+    pairs: bool | None = None
     forward_only: bool = False
     prompts: Prompts | None = None
     wants_logits: bool = True
@@ -136,6 +137,7 @@ def prepare_job(recipe: Recipe, run: RunId, tell: Callable[[str], None]) -> Job:
         base_digest=_base_digest(source),
         notes=(*tokenizer.notes, *new_layers),
         text_field=field_of_bare_texts(splits["train"].examples),
+        pairs=are_pairs(splits["train"].examples),
     )
 
 

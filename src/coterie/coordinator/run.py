@@ -166,6 +166,8 @@ class TrainingRun:
                 samples_seen=epoch * job.training_rows + position * job.recipe.train.batch_rows,
                 base_model=job.recipe.model.name,
                 text_field=job.text_field,
+                max_tokens=job.recipe.data.max_tokens,
+                pairs=job.pairs,
                 loss_tail=tuple(loss for loss in books.losses[-LOSS_TAIL:] if math.isfinite(loss)),
                 libraries=_libraries(),
             )

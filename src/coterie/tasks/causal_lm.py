@@ -32,6 +32,7 @@ from coterie.tasks.templates import (
     instruction_texts,
     turn_end_ids,
 )
+from coterie.units import counted
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -65,7 +66,7 @@ class CausalLm(msgspec.Struct, frozen=True, kw_only=True):
 
         Raises:
             DataError: A split cannot be read, or there is nothing to read.
-            RecipeError: The prompt has no place for the text.
+            RecipeError: The prompt has no place for the text, or for an input that was named.
         """
         if files.prompt is not None:
             check_prompt(files.prompt)
@@ -74,7 +75,8 @@ class CausalLm(msgspec.Struct, frozen=True, kw_only=True):
             read = read_language(source, split=name, options=files.options)
             if name == "train" and files.options.tagged:
                 _check_prompt_is_used(files, read)
-            splits[name] = Split(name=name, source=read.source, examples=read.examples)
+            notes = _notes_on_inputs(files, read)
+            splits[name] = Split(name=name, source=read.source, examples=read.examples, notes=notes)
         task = CausalLm(template=files.prompt, packing=files.packing)
         return TaskData(task=task, splits=splits, config_overrides={})
 
@@ -220,6 +222,23 @@ def _check_prompt_is_used(files: DataFiles, read: LanguageFile) -> None:
                 f"`{option}` is for instructions with answers, but the rows of {read.source} are {kind}",
                 hint=f"leave {option} out, or name the columns of question and answer (text_column, label_column)",
             )
+
+
+def _notes_on_inputs(files: DataFiles, read: LanguageFile) -> tuple[str, ...]:
+    """What is said of inputs beside the instructions for which the user's prompt has no place.
+
+    Raises:
+        RecipeError: The user has named their column.
+    """
+    inputs = sum(isinstance(example, Instruction) and bool(example.context) for example in read.examples)
+    if files.prompt is None or "{input}" in files.prompt or not inputs:
+        return ()
+    if files.options.pair_column is not None:
+        raise RecipeError(
+            f"the prompt {files.prompt!r} has no place for the inputs in the column {files.options.pair_column!r}",
+            hint="write {input} where they belong, or leave pair_column out",
+        )
+    return (f"the prompt has no {{input}}: the inputs of {counted(inputs, 'row')} are left out",)
 
 
 def language_notes(examples: Sequence[Example], tokenizer: "LoadedTokenizer", template: str | None) -> tuple[str, ...]:

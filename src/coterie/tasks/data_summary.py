@@ -27,7 +27,7 @@ class DataSummary(msgspec.Struct, frozen=True, kw_only=True):
         truncated_rows: Rows longer than `max_tokens`.
         truncated_words: Words that were cut off with them.
         dropped_words: Words for which the tokenizer has no token.
-        skipped_rows: Rows left out of training because no label is left in them.
+        skipped_rows: Rows left out of training because no label, or no answer, is left in them.
         label_counts: Loss tokens per label name.
         token_percentiles: Tokens per row: the 50th, 90th and 99th percentile, and the longest.
         max_tokens: Most tokens of a row: the model's context, or less if so asked; 0 if unknown.

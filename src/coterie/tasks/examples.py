@@ -1,5 +1,7 @@
 """What a data set's rows are: as people write them, and as a model takes them."""
 
+from collections.abc import Sequence
+
 import msgspec
 import numpy as np
 import numpy.typing as npt
@@ -48,6 +50,12 @@ class ScoredText(Example, frozen=True, kw_only=True):
     text: str
     pair: str | None = None
     score: float | None = None
+
+
+def are_pairs(examples: Sequence[Example]) -> bool | None:
+    """Whether rows are pairs of texts rather than single ones; None in tasks that do not have both."""
+    row = examples[0]
+    return row.pair is not None if isinstance(row, LabelledText | ScoredText) else None
 
 
 class EncodedExample(msgspec.Struct, frozen=True, kw_only=True, eq=False):

@@ -55,7 +55,7 @@ def read_language(source: DataSource, *, split: str, options: ReadOptions) -> La
 
 
 def read_summaries(source: DataSource, *, split: str, options: ReadOptions) -> LanguageFile:
-    """Texts with their summaries, which may be missing where `options.tagged` is false.
+    """Texts with their summaries, without blank ones; they may be missing where `options.tagged` is false.
 
     Raises:
         DataError: The source cannot be read or understood; file and line are named.
@@ -71,7 +71,8 @@ def read_summaries(source: DataSource, *, split: str, options: ReadOptions) -> L
         found = [summary for name in summaries for summary in _texts(row.fields.get(name), where)]
         if options.tagged and not found:
             raise DataError(f"{where}: has no summary", hint="remove the row or write one")
-        return SummarizedText(text=_text(row, text, where, "the text"), summaries=tuple(found), line=row.line)
+        written = tuple(summary for summary in found if summary.strip())
+        return SummarizedText(text=_text(row, text, where, "the text"), summaries=written, line=row.line)
 
     return _read_each(rows, summarized)
 
@@ -129,11 +130,17 @@ def _reader_for(rows: RowFile, options: ReadOptions, *, for_training: bool) -> C
         return Instruction(
             text=_text(row, text, where, "the instruction"),
             context="" if context is None else text_of(row.fields.get(context) or "", where, "the input"),
-            answer=_text(row, answer, where, "the answer") if options.tagged and answer is not None else None,
+            answer=_answer(row, answer, where) if options.tagged and answer is not None else None,
             line=row.line,
         )
 
     return instruction
+
+
+def _answer(row: Row, column: str, where: str) -> str | None:
+    """The answer; None where it is blank: nobody has written it yet."""
+    text = _text(row, column, where, "the answer")
+    return text if text.strip() else None
 
 
 def _is_instruction(text: str, names: Sequence[str], options: ReadOptions) -> bool:

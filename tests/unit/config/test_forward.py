@@ -34,3 +34,11 @@ def test_the_prompt_that_a_model_learnt_with_goes_with_its_task_only(tmp_path) -
     assert forward_recipe(tmp_path, "d", {}).data.prompt == "{input}: {text}"
     assert forward_recipe(tmp_path, "d", {"task": "causal-lm"}).data.prompt == "{input}: {text}"
     assert forward_recipe(tmp_path, "d", {"task": "sequence-classification"}).data.prompt is None
+
+
+def test_rows_are_as_long_as_those_that_a_model_learnt_unless_others_are_asked_for(tmp_path) -> None:
+    write_record(tmp_path, ExportRecord(coterie="0", run_id="r", step=1, files=(), task="causal-lm", max_tokens=64))
+
+    assert forward_recipe(tmp_path, "d", {}).data.max_tokens == 64
+    assert forward_recipe(tmp_path, "d", {"max_tokens": 32}).data.max_tokens == 32
+    assert forward_recipe(tmp_path, "d", {"task": "regression"}).data.max_tokens is None

@@ -368,3 +368,19 @@ def test_an_empty_text_is_a_row_and_a_prompt_of_one_token_though_no_token_ends_t
     assert CausalLm().prompt(TextDocument(text=""), tokenizer, 10).tolist() == nothing
     summaries = Summarization(template="{text}")
     assert summaries.prompt(SummarizedText(text=""), tokenizer, 10).tolist() == nothing
+
+
+def test_inputs_that_the_prompt_has_no_place_for_are_told_of_and_refused_where_named() -> None:
+    rows = [{"instruction": "a", "input": "b", "output": "c"}, {"instruction": "d", "input": "", "output": "e"}]
+    files = DataFiles(train=rows, prompt="Do {text}:")
+
+    assert CausalLm().prepare(files).splits["train"].notes == (
+        "the prompt has no {input}: the inputs of 1 row are left out",
+    )
+    named = DataFiles(train=rows, prompt="Do {text}:", options=ReadOptions(pair_column="input"))
+    with pytest.raises(RecipeError, match="no place for the inputs in the column 'input'"):
+        CausalLm().prepare(named)
+    placed = DataFiles(train=rows, prompt="{input}: {text}", options=ReadOptions(pair_column="input"))
+    assert CausalLm().prepare(placed).splits["train"].notes == ()
+    without = DataFiles(train=rows[1:], prompt="Do {text}:", options=ReadOptions(pair_column="input"))
+    assert CausalLm().prepare(without).splits["train"].notes == ()

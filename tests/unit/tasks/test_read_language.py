@@ -125,3 +125,13 @@ def test_a_row_without_a_summary_is_refused() -> None:
         read_summaries(rows, split="train", options=USUAL)
     with pytest.raises(DataError, match="has no column summary"):
         read_summaries([{"dialogue": "d"}], split="train", options=USUAL)
+
+
+def test_a_blank_answer_is_none_that_could_be_learnt(tmp_path: Path) -> None:
+    file = tmp_path / "t.csv"
+    file.write_text("question,answer\n1+1?,2\n2+2?,\n3+3?,  \n")
+    rows = [{"dialogue": "d", "summary": " "}, {"dialogue": "e", "summary": ["", "s"]}]
+
+    assert [getattr(row, "answer", "") for row in read(file)] == ["2", None, None]
+    found = read_summaries(rows, split="train", options=USUAL).examples
+    assert [getattr(row, "summaries", None) for row in found] == [(), ("s",)]

@@ -120,3 +120,15 @@ def test_dialogsum_and_mts_dialog_are_read_as_they_are() -> None:
     assert rows["dev"] == SummarizedText(text="Doctor: Hi", summaries=("Well.",))
     assert rows["test"] == SummarizedText(text="d", summaries=("a", "b"))
     assert data.config_overrides == {}
+
+
+def test_rows_with_blank_summaries_are_counted_and_not_learnt(chat_tokenizer: LoadedTokenizer) -> None:
+    rows = [{"dialogue": "Hi.", "summary": "They meet."}, {"dialogue": "Ho.", "summary": ""}]
+    read = Summarization().prepare(DataFiles(train=rows)).splits["train"]
+
+    learnt = encode_split(Summarization(), read, chat_tokenizer, 300, for_training=True)
+    evaluated = encode_split(Summarization(), read, chat_tokenizer, 300, for_training=False)
+
+    assert [row.text for row in learnt.examples if isinstance(row, SummarizedText)] == ["Hi."]
+    assert "1 rows have no label left and are skipped" in learnt.summary.describe()
+    assert len(evaluated.rows) == 2
