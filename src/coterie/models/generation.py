@@ -61,6 +61,11 @@ class GenerationStage:
         self._accepted = frozenset(inspect.signature(stage.module.forward).parameters)
         self._blocks = range(max(stage.first_unit - 1, 0), min(stage.stop_unit, stage.unit_count - 1) - 1)
 
+    @property
+    def vocabulary(self) -> int | None:
+        """How many tokens the embedding knows; None on a stage without it."""
+        return int(self.stage.module.get_input_embeddings().weight.shape[0]) if self.stage.is_first else None
+
     def begin(self, ids: Tensor, mask: Tensor | None, new_tokens: int) -> RowGroup:
         """A group of rows before its first step.
 

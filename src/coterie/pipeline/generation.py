@@ -21,13 +21,18 @@ from coterie.pipeline.throttle import Throttle
 
 
 class _Group:
-    """A group on this stage."""
+    """A group on this stage, and how many tokens it has been continued by."""
 
-    __slots__ = ("kept", "rows")
+    __slots__ = ("kept", "position", "rows")
 
     def __init__(self, kept: RowGroup, rows: Sequence[int]) -> None:
         self.kept = kept
         self.rows = rows
+        self.position = 0
+
+    def continues_with(self, item: GenerationItem) -> bool:
+        """Whether an item is the next one of this group."""
+        return item.ids is not None and len(item.ids) == len(self.rows) and item.position == self.position + 1
 
 
 class GenerationExecutor:
@@ -84,15 +89,20 @@ class GenerationExecutor:
             self._ports.put_hidden(step, 0, output)
 
     def _group(self, item: GenerationItem) -> _Group:
-        assert item.ids is not None
+        ids, stage = item.ids, self._stage
+        assert ids is not None
+        if int(ids.min()) < 0 or (stage.vocabulary is not None and int(ids.max()) >= stage.vocabulary):
+            raise ProtocolError(f"group {item.group} came to {self._name} with tokens outside the vocabulary")
         if item.position == 0:
-            kept = self._stage.begin(item.ids, item.mask, self._spec.max_new_tokens)
+            kept = stage.begin(ids, item.mask, self._spec.max_new_tokens)
             self._groups[item.group] = _Group(kept, item.rows)
-        elif item.group not in self._groups or len(item.ids) != len(self._groups[item.group].rows):
+            return self._groups[item.group]
+        group = self._groups.get(item.group)
+        if group is None or not group.continues_with(item) or item.position >= self._spec.max_new_tokens:
             raise ProtocolError(f"group {item.group} was to be continued, which {self._name} does not have like that")
-        else:
-            self._groups[item.group].kept.append(item.ids[:, 0].to(self._stage.stage.device))
-        return self._groups[item.group]
+        group.kept.append(ids[:, 0].to(stage.stage.device))
+        group.position = item.position
+        return group
 
     @contextmanager
     def _busy(self) -> Iterator[None]:

@@ -6,6 +6,9 @@ import msgspec
 import torch
 from torch import Tensor
 
+_ROWS = 1 << 63
+"""Rows have numbers below this: drawing packs them into 64 bits."""
+
 
 class GenerationItem(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """What is asked of every stage at one place in the order.
@@ -34,6 +37,8 @@ class GenerationItem(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         if self.is_last:
             return self.ids is None and self.mask is None
         if self.ids is None or self.ids.dtype != torch.int64 or self.ids.ndim != 2 or not self.ids.numel():
+            return False
+        if self.position < 0 or not all(0 <= row < _ROWS for row in self.rows):
             return False
         if self.position:
             return self.mask is None and self.ids.shape[1] == 1

@@ -7,6 +7,8 @@ import weakref
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from coterie.errors import ProtocolError, WorkerLostError
@@ -34,6 +36,13 @@ NEW_TOKENS = 3
 def whole():
     torch.manual_seed(4)
     return AutoModelForCausalLM.from_config(CONFIG).eval()
+
+
+@pytest.fixture(scope="module")
+def stage(whole):
+    """The whole model as one stage."""
+    tensors = {name: parameter.detach() for name, parameter in whole.named_parameters()}
+    return GenerationStage(build_stage(SPEC, 0, CONFIG.num_hidden_layers + 2, MappingWeights(tensors)))
 
 
 class Boxes:
@@ -193,3 +202,51 @@ IDS = torch.tensor([[3, 4], [5, 6]])
 )
 def test_an_item_whose_tensors_do_not_belong_to_it_is_seen(fields, is_whole):
     assert GenerationItem(group=0, **fields).is_whole == is_whole
+
+
+class ListedPorts:
+    """`GenerationPorts` of a stage that is alone: items from a list, refused as by a worker's ports, then the last."""
+
+    def __init__(self, items: list[GenerationItem]) -> None:
+        self.items, self.tokens = items, []
+
+    def take_item(self, step):
+        rest = [*self.items[step - FIRST :], GenerationItem(group=0, position=0, is_last=True)]
+        if not rest[0].is_whole:
+            raise ProtocolError("tensors that do not belong to it")
+        return rest[0]
+
+    def put_predictions(self, _step, _micro_batch, predictions):
+        self.tokens.append(predictions)
+
+
+@st.composite
+def items(draw):
+    """What anybody might ask for: mostly what could be, so that groups do go on."""
+    rows, position = draw(st.integers(1, 2)), draw(st.sampled_from((0, 0, 1, 1, 2, NEW_TOKENS, 2**64, -1)))
+    width = 1 if position else draw(st.integers(1, 3))
+    tokens = st.sampled_from((*range(4), CONFIG.vocab_size - 1, CONFIG.vocab_size, -1))
+    ids = torch.tensor([[draw(tokens) for _ in range(width)] for _ in range(rows)])
+    masks = st.sampled_from((None, None, torch.ones_like(ids), torch.zeros_like(ids)))
+    return GenerationItem(
+        group=draw(st.integers(0, 1)),
+        position=position,
+        rows=() if position else tuple(draw(st.sampled_from((0, 5, 2**63 - 1, 2**63, -1))) for _ in range(rows)),
+        ids=ids,
+        mask=draw(masks),
+        ended=tuple(draw(st.lists(st.integers(-1, 2), max_size=2))),
+    )
+
+
+@settings(max_examples=150, deadline=None)
+@given(asked=st.lists(items(), max_size=6), temperature=st.sampled_from([0.0, 1.0]))
+def test_whatever_is_asked_ends_in_tokens_or_in_a_protocol_error(stage, asked, temperature):
+    ports = ListedPorts(asked)
+    executor = GenerationExecutor(stage, ports, GenerationSpec(max_new_tokens=NEW_TOKENS, temperature=temperature))
+    try:
+        executor.run(FIRST)
+    except ProtocolError:
+        assert len(ports.tokens) < len(asked)
+    else:
+        assert len(ports.tokens) == len(asked)
+    assert executor._groups == {}
