@@ -48,14 +48,18 @@ class ScoreBias:
         given = (mask, alibi)
         facts = (*sizes, int(causal), *(0 if one is None else one._version for one in given))  # noqa: SLF001 - torch's own counter
         for made in self._made:
-            same = all((None if ref is None else ref()) is one for ref, one in zip(made.refs, given, strict=True))
-            if same and made.facts == facts:
+            if made.facts == facts and all(_is(ref, one) for ref, one in zip(made.refs, given, strict=True)):
                 return made.scores
         scores = _scores(mask, alibi, sizes, causal=causal)
         if scores is not None:
             refs = tuple(None if one is None else weakref.ref(one) for one in given)
             self._made = [*self._made[1 - _KEPT :], _Made(refs, facts, scores)]
         return scores
+
+
+def _is(ref: "weakref.ref[Tensor] | None", one: Tensor | None) -> bool:
+    """Whether a tensor that lives is referred to, or none was and none is given."""
+    return ref is None if one is None else ref is not None and ref() is one
 
 
 def _scores(mask: Tensor | None, alibi: Tensor | None, sizes: tuple[int, int], *, causal: bool) -> Scores | None:
