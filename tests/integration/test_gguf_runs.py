@@ -1,14 +1,18 @@
 """A GGUF file through a whole run: trained over two workers with one device's losses, exported to GGUF, trained on."""
 
+import shutil
+
 import gguf
 import pytest
 import torch
 from tokenizers import pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from coterie import api
 from coterie.checkpoint.gguf_export import GgufOptions, export_gguf
 from coterie.checkpoint.store import CheckpointStore
 from coterie.coordinator.one_device import largest_difference
+from coterie.errors import ModelError
 from coterie.models import open_model
 from coterie.tasks.tokenizer import load_tokenizer
 from coterie.worker.settings import WorkerSettings
@@ -77,3 +81,23 @@ def test_a_run_from_a_gguf_file_has_one_devices_losses_and_can_be_written_as_one
     )  # fmt: skip
     again = recipe_for(make_recipe, written, texts, tmp_path / "again", max_steps=1)
     assert alone(again, 1)[0] < result.losses[0]
+
+
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")  # PEFT's own
+def test_an_adapter_says_which_gguf_file_it_misses_and_works_where_that_is_back(
+    model_file, texts, make_recipe, cluster, run, tmp_path
+):
+    base = tmp_path / "base" / "tiny.gguf"
+    base.parent.mkdir()
+    shutil.copyfile(model_file, base)
+    recipe = recipe_for(
+        make_recipe, base, texts, tmp_path / "run", method="lora", lora_rank=2, workers=1, max_steps=2
+    )  # fmt: skip
+    folder = run(recipe, cluster(WorkerSettings(name="only"))).model_folder
+    before = api.generate(folder, ["the"], max_new_tokens=3)
+    moved = base.rename(tmp_path / "elsewhere.gguf")
+    with pytest.raises(ModelError, match=r"the base model of the adapter .* is not there: .*tiny\.gguf") as refused:
+        api.generate(folder, ["the"], max_new_tokens=3)
+    assert "put it back where it was" in (refused.value.hint or "")
+    moved.rename(base)
+    assert api.generate(folder, ["the"], max_new_tokens=3) == before

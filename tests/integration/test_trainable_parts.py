@@ -65,3 +65,24 @@ def test_bitfit_moves_biases_and_nothing_else(tmp_path, make_recipe, cluster, mo
     names = moved(model, result)
     assert names
     assert all(name.endswith(".bias") for name in names)
+
+
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
+@pytest.mark.parametrize(("method", "options"), [("lora", {"lora_rank": 2, "lora_dropout": 0.1}), ("bitfit", {})])
+def test_a_few_parameters_are_learnt_by_delayed_updates_too(
+    method, options, tmp_path, make_recipe, cluster, model, run
+):
+    recipe = make_recipe(tmp_path / "run", method=method, schedule="2bw", micro_batches=4, max_steps=9, **options)
+    watcher = cluster()
+    result = run(recipe, watcher)
+    assert watcher.failures == {}
+    assert (result.plan.schedule, len(result.losses)) == ("2bw", 9)
+    assert result.losses[-1] < result.losses[0]
+    if method == "bitfit":
+        assert all(name.endswith(".bias") for name in moved(model, result))
+    else:
+        config = AutoConfig.from_pretrained(result.model_folder)
+        base = AutoModelForTokenClassification.from_pretrained(model, config=config)
+        loaded = PeftModel.from_pretrained(base, result.model_folder)
+        ups = [parameter for name, parameter in loaded.named_parameters() if "lora_B" in name]
+        assert all(up.abs().sum() > 0 for up in ups)
