@@ -46,6 +46,8 @@ class ScoreBias:
             causal: Without a mask, tokens see only those before them.
         """
         given = (mask, alibi)
+        if any(one is not None and one.is_inference() for one in given):
+            return _scores(mask, alibi, sizes, causal=causal)  # such tensors do not tell whether they have changed
         facts = (*sizes, int(causal), *(0 if one is None else one._version for one in given))  # noqa: SLF001 - torch's own counter
         for made in self._made:
             if made.facts == facts and all(_is(ref, one) for ref, one in zip(made.refs, given, strict=True)):

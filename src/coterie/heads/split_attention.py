@@ -176,7 +176,10 @@ def _is_used(value: object) -> bool:
 
 
 def _kept(hidden: Tensor, heads: int, share: float) -> Mask:
-    """What dropout keeps of the probabilities [B,H,T,T], drawn as torch's attention draws it."""
+    """What dropout keeps of the probabilities [B,H,T,T], drawn as torch's attention on the processor draws it.
+
+    Fused attention of an accelerator draws within its kernel; there a split block drops others, of the same share.
+    """
     rows, tokens, _ = hidden.shape
     ones = torch.ones(rows, heads, tokens, tokens, device=hidden.device)
     kept: Mask = (functional.dropout(ones, share) != 0).to("cpu", torch.uint8).numpy()

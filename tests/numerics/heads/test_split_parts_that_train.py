@@ -131,14 +131,15 @@ def test_backends_keep_nothing_of_a_forward_that_will_be_recomputed(heads, watch
     assert watching.alive == 0
 
 
-def test_a_forward_without_a_backward_keeps_nothing(heads, watching, watched):
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_a_forward_without_a_backward_keeps_nothing(heads, watching, watched, mode):
     model = heads.model("bert")
-    inputs = model.inputs()
+    inputs = model.inputs(lengths=(7, 4, 2))
     stage, unsplit = model.stage(), model.stage()
     heads.split(stage, watched)
     stage.eval()
     unsplit.eval()
-    with torch.no_grad():
+    with mode():
         got = stage.forward(inputs, model.hidden(), heads.key)
         expected = unsplit.forward(inputs, model.hidden(), heads.key)
     assert watching.alive == 0

@@ -76,3 +76,12 @@ def test_a_mask_that_is_gone_is_not_taken_for_no_mask(made):
 @pytest.mark.parametrize("mask", [torch.ones(2, 3), torch.ones(2, 1, 3, 5), torch.ones(2, 1, 3, 3, dtype=torch.long)])
 def test_masks_of_other_kinds_are_not_guessed_at(made, mask):
     assert made.of(mask, None, SIZES, causal=False) is None
+
+
+def test_masks_of_inference_mode_are_made_anew_each_time(made):
+    with torch.inference_mode():
+        mask = torch.ones(2, 1, 3, 3, dtype=torch.bool).tril()
+        first = made.of(mask, None, SIZES, causal=False).bias
+        mask[0, 0, 2, 0] = False
+        assert made.of(mask, None, SIZES, causal=False).bias[0, 0, 2].tolist() == [LEAST, 0, 0]
+    assert first[0, 0, 2].tolist() == [0, 0, 0]
