@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 from torch.optim.adamw import adamw
 from torch.optim.sgd import sgd
 
@@ -107,6 +108,8 @@ class StageOptimizer:
             eps=self.spec.epsilon,
             maximize=False,
         )
+        # The fused kernel forgets to say that it has written; backends that hold copies of weights go by that.
+        increment_version(parameters)
 
     def _sgd(
         self, parameters: list[Tensor], gradients: list[Tensor], names: list[str], rate: float, weight_decay: float

@@ -90,3 +90,12 @@ def test_a_state_of_another_stage_another_shape_or_another_optimizer_is_refused(
         optimizer.load_state(state, {**parameters, "dense.weight": nn.Parameter(torch.zeros(3, 5))})
     with pytest.raises(CheckpointError, match="sgd needs"):
         StageOptimizer(OptimizerSpec(name="sgd", momentum=0.5)).load_state(state, parameters)
+
+
+@pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS.keys())
+def test_parameters_know_that_they_were_changed(spec: OptimizerSpec) -> None:
+    parameters = _parameters()
+    before = {name: parameter._version for name, parameter in parameters.items()}
+    gradients = next(_gradients(1))
+    StageOptimizer(spec).apply(parameters, gradients, 0.1)
+    assert {name for name, one in parameters.items() if one._version > before[name]} == set(gradients)
