@@ -227,7 +227,7 @@ class WorkerProgram:
 
     async def _profile(self, request: ProfileRequest) -> None:
         if self._settings.backends != ("torch",):
-            self._say(f"torch computes alone: a run does not share layers with {', '.join(self._settings.backends)} yet")
+            self._say(f"torch computes alone: runs share no layers with {', '.join(self._settings.backends)} yet")
         self._say("measuring this device")
         await self._send(await asyncio.to_thread(measured_device, self._settings, request, self._welcome.worker))
 
