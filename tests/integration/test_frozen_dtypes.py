@@ -1,4 +1,4 @@
-"""Whole runs over frozen weights in 8 and 4 bits: what is refused, and what a merged export holds."""
+"""Whole runs over frozen weights in 8 and 4 bits: resumed elsewhere, refused, and what a merged export holds."""
 
 import pytest
 from transformers import AutoModelForTokenClassification
@@ -7,9 +7,39 @@ from coterie import api
 from coterie.checkpoint.export import ExportOptions, export_model
 from coterie.checkpoint.names import checkpoint_folder
 from coterie.checkpoint.store import CheckpointStore
-from coterie.errors import RecipeError
+from coterie.coordinator.one_device import largest_difference
+from coterie.errors import CheckpointError, RecipeError, StorageError
+from coterie.metrics.records import StepRecord
 from coterie.models import open_model
 from coterie.worker.settings import WorkerSettings
+
+
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")  # PEFT's own
+def test_a_run_in_4_bits_stopped_on_three_workers_and_resumed_on_two_has_the_curve_of_one_device(
+    tmp_path, make_recipe, cluster, run, changed, alone
+):
+    recipe = make_recipe(
+        tmp_path / "run", method="lora", lora_dropout=0.1, frozen_dtype="int4", checkpoint_every=2, max_steps=4
+    )
+    watcher = cluster()
+
+    def fail(record):
+        if isinstance(record, StepRecord) and record.step == 2:
+            raise StorageError("the test's disk is full")
+
+    watcher.on_record = fail
+    with pytest.raises(StorageError, match="disk is full"):
+        run(recipe, watcher)
+    before = watcher.losses[:2]
+    two = changed(changed(recipe, "run", resume=True), "cluster", workers=2)
+    two = changed(two, "plan", min_workers=2)
+    with pytest.raises(CheckpointError, match="frozen_dtype"):
+        api.train(changed(two, "model", frozen_dtype="int8"), cluster())
+    again = cluster(*(WorkerSettings(name=name) for name in ("x", "y")))
+    result = run(two, again)
+    assert len(result.plan.stages) == 2
+    assert largest_difference((*before, *result.losses), alone(recipe, 4)) < 1e-6
+    assert watcher.failures == again.failures == {}
 
 
 def test_full_fine_tuning_of_frozen_weights_is_refused_before_workers_are_asked(tmp_path, make_recipe, cluster):

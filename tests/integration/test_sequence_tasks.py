@@ -23,8 +23,9 @@ from transformers import (
 from coterie import api
 from coterie.coordinator.job import prepare_job
 from coterie.coordinator.one_device import largest_difference, run_on_one_device
-from coterie.errors import DataError
+from coterie.errors import DataError, StorageError
 from coterie.ids import RunId
+from coterie.metrics.records import StepRecord
 from coterie.worker.settings import WorkerSettings
 
 PLACES = ("paris", "rome", "oslo", "lima", "cairo")
@@ -172,3 +173,21 @@ def test_texts_get_scores_by_adapters_on_a_decoder_without_a_pad_token(
     there.wait()
     assert len(over_workers.plan.stages) == 2
     assert over_workers.record.metrics == pytest.approx(quality.metrics, rel=1e-4)
+
+
+def test_a_run_on_scores_resumes_to_the_losses_of_an_undisturbed_one(tmp_path, make_recipe, cluster, changed):
+    write_scores(tmp_path / "train.csv", 16, 5)
+    options = {"data.train": str(tmp_path / "train.csv"), "checkpoint_every": 1, "max_steps": 3}
+    recipe = make_recipe(tmp_path / "run", workers=1, task="regression", **options)
+    watcher = cluster(WorkerSettings(name="only"))
+
+    def fail(record):
+        if isinstance(record, StepRecord) and record.step == 2:
+            raise StorageError("the test's disk is full")
+
+    watcher.on_record = fail
+    with pytest.raises(StorageError, match="disk is full"):
+        run(recipe, watcher)
+    result = run(changed(recipe, "run", resume=True), cluster(WorkerSettings(name="other")))
+    assert len(result.losses) == 1
+    assert largest_difference(result.losses, alone(recipe, 3)[2:]) < 1e-6

@@ -13,7 +13,7 @@ from coterie.errors import UsageError
 from coterie.jobs.model_spec import LoraSpec, ModelSpec
 from coterie.models.adapters import ADAPTER, clean_name, is_adapter, is_transposed
 from coterie.models.anatomy import Anatomy, describe
-from coterie.models.skeleton import empty_model
+from coterie.models.skeleton import BUILDING, empty_model
 from coterie.models.source import ModelSource
 from coterie.models.weights import FolderWeights, WeightStore
 from coterie.models.whole import load_whole_model
@@ -117,7 +117,7 @@ def _with_adapters(
         fan_in_fan_out=_transposed(model, lora),
         task_type=_peft_task(model, spec.auto_class, saved),
     )
-    with warnings.catch_warnings():
+    with BUILDING, warnings.catch_warnings():
         # PEFT asks transformers for an attribute by its old name; nothing that a user could act on.
         warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)
         wrapped = get_peft_model(model, config, low_cpu_mem_usage=True)

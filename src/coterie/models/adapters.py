@@ -12,6 +12,7 @@ from coterie.errors import RecipeError
 from coterie.jobs.model_spec import LoraSpec
 from coterie.models.block_quantizer import load_before_peft
 from coterie.models.keys import seed_for_name
+from coterie.models.skeleton import BUILDING
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -133,7 +134,7 @@ def inject(model: nn.Module, lora: LoraSpec, targets: list[str]) -> None:
         use_dora=lora.variant == "dora",
         target_modules=targets,
     )
-    with warnings.catch_warnings():
+    with BUILDING, warnings.catch_warnings():
         # PEFT says that it noticed GPT-2's transposed layers; the exported adapter config says so too.
         warnings.filterwarnings("ignore", message="fan_in_fan_out", category=UserWarning)
         inject_adapter_in_model(config, model, adapter_name=ADAPTER, low_cpu_mem_usage=True)

@@ -20,8 +20,13 @@ _CAUSAL_LM = "AutoModelForCausalLM"
 _CAUSAL_ANYWAY = frozenset({"gpt_neox", "gpt_neox_japanese"})
 """Decoders whose config has `is_decoder` all the same, for nothing."""
 
-_BUILDING = threading.Lock()
-"""`torch.device(...)` as a context sets a global of the process: two threads in it at once would leave it at `meta`."""
+BUILDING = threading.RLock()
+"""Held wherever modules are made or parameters put into them, since both libraries change the process meanwhile.
+
+`torch.device(...)` as a context sets a global: two threads in it at once would leave it at `meta`. PEFT replaces
+`Module.register_parameter` by one that moves whatever is registered, by any thread, to `meta`. Alone in its process a
+stage never waits for it; it counts where several share one (tests, notebooks).
+"""
 
 
 def config_of(spec: ModelSpec) -> "PretrainedConfig":
@@ -77,7 +82,7 @@ def empty_model(spec: ModelSpec) -> "PreTrainedModel":
     config = config_of(spec)
     config.use_cache = False
     found = model_class(spec.auto_class, config)
-    with _BUILDING, torch.device("meta"):
+    with BUILDING, torch.device("meta"):
         return found._from_config(config, dtype=torch.float32)  # noqa: SLF001 - what the auto class calls
 
 

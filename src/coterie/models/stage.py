@@ -15,7 +15,7 @@ from coterie.models.cut import Call, Slots, cut_blocks, fill_foreign, find_slots
 from coterie.models.frozen_linear import place_frozen
 from coterie.models.frozen_weights import frozen_matrices
 from coterie.models.keys import RandomKey, seed_for, seed_generators
-from coterie.models.skeleton import empty_model, materialise_buffers, set_buffer
+from coterie.models.skeleton import BUILDING, empty_model, materialise_buffers, set_buffer
 from coterie.models.stubs import ReachedExit
 from coterie.models.weights import WeightStore
 
@@ -200,9 +200,10 @@ def build_stage(
         ModelError: A weight is missing or has the wrong shape.
     """
     units = range(first_unit, stop_unit)
-    stage = StageModule(spec, units, torch.device(device))
-    assert 0 <= first_unit < stop_unit <= stage.unit_count, f"the model has no units [{first_unit}, {stop_unit})"
-    stage._fill(spec, units, weights)  # noqa: SLF001 - the second half of building
+    with BUILDING:
+        stage = StageModule(spec, units, torch.device(device))
+        assert 0 <= first_unit < stop_unit <= stage.unit_count, f"the model has no units [{first_unit}, {stop_unit})"
+        stage._fill(spec, units, weights)  # noqa: SLF001 - the second half of building
     return stage
 
 

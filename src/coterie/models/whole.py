@@ -14,7 +14,7 @@ from coterie.models.anatomy import Anatomy, describe
 from coterie.models.frozen_linear import place_frozen
 from coterie.models.frozen_weights import PackedWeights, frozen_matrices
 from coterie.models.keys import RandomKey, seed_for, seed_generators
-from coterie.models.skeleton import config_of, empty_model, materialise_buffers, model_class, set_buffer
+from coterie.models.skeleton import BUILDING, config_of, empty_model, materialise_buffers, model_class, set_buffer
 from coterie.models.weights import FolderWeights, WeightStore
 
 if TYPE_CHECKING:
@@ -37,6 +37,11 @@ def load_whole_model(spec: ModelSpec, weights: WeightStore, *, use_cache: bool =
         ModelError: Weights are missing, damaged, or of other shapes.
         UnsupportedModelError: The model is not supported.
     """
+    with BUILDING:
+        return _loaded(spec, weights, use_cache=use_cache)
+
+
+def _loaded(spec: ModelSpec, weights: WeightStore, *, use_cache: bool) -> "PreTrainedModel":
     anatomy = describe(spec)
     model = (
         _from_folder(spec, weights, anatomy)

@@ -1,4 +1,6 @@
 import gc
+import sys
+import threading
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -6,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from coterie.jobs.model_spec import ModelSpec
+from coterie.jobs.model_spec import LoraSpec, ModelSpec
 from coterie.models import FolderWeights, RandomKey, StageModule, build_stage, make_model_spec, open_model
 
 TAGS = "AutoModelForTokenClassification"
@@ -160,3 +162,26 @@ def _through(stages: list[StageModule], inputs: Inputs) -> torch.Tensor:
         hidden = stage.forward(inputs, hidden, KEY)
     assert hidden is not None
     return hidden
+
+
+def test_stages_with_adapters_built_by_several_threads_at_once_have_all_their_values(bert_tags: Path) -> None:
+    lora = LoraSpec(rank=2, alpha=4, target_modules=("query", "value"))
+    spec, weights = made(bert_tags, TAGS, method="lora", lora=lora)
+    register, interval = torch.nn.Module.register_parameter, sys.getswitchinterval()
+    built: list[StageModule] = []
+
+    def build() -> None:
+        built.extend(build_stage(spec, 0, 5, weights) for _ in range(3))
+
+    threads = [threading.Thread(target=build) for _ in range(3)]
+    sys.setswitchinterval(1e-5)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+    finally:
+        sys.setswitchinterval(interval)
+    assert torch.nn.Module.register_parameter is register, "PEFT's own has stayed"
+    assert len(built) == 9
+    assert not any(parameter.is_meta for stage in built for parameter in stage.parameters().values())
