@@ -13,7 +13,7 @@ from coterie.backends.backend import Backend, BackendInfo, Loaded, Saved
 from coterie.backends.child_process import ChildProcessBackend
 from coterie.backends.self_test import relative_error
 from coterie.backends.shares import Array, Gradients, Inputs, Need, Outputs, Shape
-from coterie.backends.torch_backend import TorchBackend
+from coterie.backends.torch_backend import PROCESSOR, TorchBackend
 from coterie.clock import Clock, SystemClock
 from coterie.errors import BackendError
 from coterie.heads.dealing import count_of, joined, part_inner, part_inputs, part_shape, part_weights, row_of
@@ -242,7 +242,7 @@ class BackendPool:
         wrong = self._wrong(job, outputs)
         if not wrong:
             return outputs, part
-        part.release()
+        self.drop([part])  # memory on a backend is released in its own thread
         right, saved = self._forward_in_torch(job)
         if np.isfinite(right.y).all():
             self._bypass(job.backend, wrong)
@@ -259,7 +259,7 @@ class BackendPool:
             except BackendError as error:
                 reason = f"it failed: {error.message}"
             else:
-                if grads.x is None or np.isfinite(grads.x).all():
+                if _is_finite(grads):
                     return grads
                 reason = "a gradient of it is not finite"
         if part.backend == _REPEATED:
@@ -267,7 +267,7 @@ class BackendPool:
         # Whoever has failed has lost what it kept: once more from the inputs.
         _, again = self._forward_in_torch(part.job)
         grads = self._backward(self._torch, (again, *call[1:]))
-        if reason and (grads.x is None or np.isfinite(grads.x).all()):
+        if reason and _is_finite(grads):
             self._bypass(part.backend, reason)
         return grads
 
@@ -277,16 +277,13 @@ class BackendPool:
             return "it gave numbers that are not finite"
         self._forwards[job.backend] += 1
         forwards = self._forwards[job.backend]
-        if forwards % VERIFY_EVERY or self._infos_by_name(job.backend).driver.startswith("torch"):
+        if forwards % VERIFY_EVERY or job.backend == PROCESSOR:
             return ""
         row = forwards // VERIFY_EVERY % len(job.inputs.x)
         one = self._torch.load(job.shape, job.weights)
         right, _ = self._torch.forward(one, row_of(job.inputs, row), keep=False)
         error = relative_error(outputs.y[row : row + 1], right.y)
         return "" if error <= VERIFIED else f"it computed wrongly: {error:.1e} away from torch (at most {VERIFIED:.0e})"
-
-    def _infos_by_name(self, name: str) -> BackendInfo:
-        return next(info for info in self._infos if info.name == name)
 
     def _bypass(self, name: str, reason: str) -> None:
         if name not in self.bypassed:
@@ -350,6 +347,11 @@ class BackendPool:
 
 _REPEATED = ""
 """In place of a backend's name: computed by the pool's own torch."""
+
+
+def _is_finite(grads: Gradients) -> bool:
+    arrays = (*(() if grads.x is None else (grads.x,)), *grads.weights.values(), *grads.added.values())
+    return all(bool(np.isfinite(array).all()) for array in arrays)
 
 
 def _shapes_of(job: PartJob) -> list[Shape]:

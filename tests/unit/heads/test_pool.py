@@ -52,6 +52,8 @@ class Faulty(NumpyBackend):
             raise BackendError("the device is gone")
         if self.fault == "infinite gradient":
             return Gradients(x=grads.x * np.inf, weights=grads.weights, added=grads.added)
+        if self.fault == "infinite gradient of a weight":
+            next(iter(grads.weights.values()))[:] = np.inf
         return grads
 
 
@@ -155,7 +157,7 @@ def test_the_parts_of_all_backends_are_the_layers_neurons(pool, counts):
     assert_equal(run(pool, NEURONS, shares), whole(NEURONS))
 
 
-@pytest.mark.parametrize("fault", ["forward", "nan", "backward", "infinite gradient"])
+@pytest.mark.parametrize("fault", ["forward", "nan", "backward", "infinite gradient", "infinite gradient of a weight"])
 @pytest.mark.parametrize("shape", [ATTENTION, NEURONS], ids=["heads", "neurons"])
 def test_a_part_whose_backend_fails_is_repeated_and_the_backend_left_out(pool, faulty, told, shape, fault):
     shares = {"torch": 2, "faulty": count_of(shape) - 2}
