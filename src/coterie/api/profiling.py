@@ -9,8 +9,8 @@ from coterie.backends.backend import BackendInfo
 from coterie.backends.catalog import find_backends
 from coterie.backends.shares import Need
 from coterie.errors import UnsupportedModelError
+from coterie.heads.pool import BackendPool
 from coterie.measure.backend_profile import ProfileSettings, profile_backends
-from coterie.measure.backend_threads import OwnThreads
 from coterie.measure.layer_shapes import LayerShapes, layer_shapes
 from coterie.measure.share_work import Conditions
 from coterie.models import open_model
@@ -91,10 +91,10 @@ def profile_compute(wish: ProfileWish, progress: Callable[[str, int, int], None]
         causal=shapes.causal,
         dropout=shapes.dropout,
     )
-    with OwnThreads(found.backends) as threads:
-        infos = threads.infos
+    with BackendPool(found.backends) as pool:
+        infos = pool.infos
         settings = ProfileSettings(again=wish.again, progress=progress)
-        profile = profile_backends(threads, shapes.attention, shapes.neurons, conditions, settings)
+        profile = profile_backends(pool, shapes.attention, shapes.neurons, conditions, settings)
     return BackendsProfile(
         model=source.name,
         shapes=shapes,

@@ -11,10 +11,11 @@ import msgspec
 from coterie.backends.backend import Backend, BackendInfo
 from coterie.backends.shares import AttentionShape, NeuronShape, Shape
 from coterie.errors import BackendError
+from coterie.heads.dealing import part_shape
+from coterie.heads.pool import BackendPool
 from coterie.logs import get_logger
-from coterie.measure.backend_threads import BackendThreads
 from coterie.measure.cached import keep
-from coterie.measure.share_work import Conditions, ShareWork, share_of
+from coterie.measure.share_work import Conditions, ShareWork
 from coterie.profiles.backend_profile import BackendProfile, DeviceBackends, Part, ShareTiming
 from coterie.profiles.cache import ProfileCache, profile_key
 from coterie.units import format_seconds
@@ -69,7 +70,7 @@ def neuron_counts(neurons: int) -> tuple[int, ...]:
 
 
 def profile_backends(
-    threads: BackendThreads,
+    pool: BackendPool,
     attention: AttentionShape | None,
     neurons: NeuronShape | None,
     conditions: Conditions,
@@ -83,7 +84,7 @@ def profile_backends(
     half of what the fastest needs for the whole part, is measured no further, and its profile says so.
 
     Args:
-        threads: The backends.
+        pool: The backends.
         attention: A whole layer's attention; None if it cannot be split.
         neurons: A whole layer's feed-forward part; None if it cannot be split.
         conditions: The run's shapes and what it needs.
@@ -91,11 +92,11 @@ def profile_backends(
     """
     settings = settings or ProfileSettings()
     store = settings.cache or ProfileCache()
-    key = backends_key(threads.infos, attention, neurons, conditions)
+    key = backends_key(pool.infos, attention, neurons, conditions)
     kept = None if settings.again else store.read(key, DeviceBackends)
     if kept is not None:
         return kept
-    bench = _Bench(threads, conditions, settings, [shape for shape in (attention, neurons) if shape is not None])
+    bench = _Bench(pool, conditions, settings, [shape for shape in (attention, neurons) if shape is not None])
     of_heads = bench.time_part(attention) if attention is not None else {}
     of_neurons = bench.time_part(neurons) if neurons is not None else {}
     found = DeviceBackends(
@@ -113,7 +114,7 @@ def profile_backends(
                 notes=bench.notes.get(info.name, {}),
                 threads=info.threads,
             )
-            for info in threads.infos
+            for info in pool.infos
         ),
         cores=_usable_cores(),
     )
@@ -157,26 +158,26 @@ class _Bench:
     """
 
     def __init__(
-        self, threads: BackendThreads, conditions: Conditions, settings: ProfileSettings, shapes: Sequence[Shape]
+        self, pool: BackendPool, conditions: Conditions, settings: ProfileSettings, shapes: Sequence[Shape]
     ) -> None:
         self.notes: dict[str, dict[Part, str]] = {}
         self.failed: set[str] = set()
-        self._threads = threads
+        self._pool = pool
         self._conditions = conditions
         self._settings = settings
         self._clock = settings.clock
         self._spent_s: dict[str, float] = {}
-        self._steps = len(threads.infos) * sum(len(_counts(shape)) for shape in shapes)
+        self._steps = len(pool.infos) * sum(len(_counts(shape)) for shape in shapes)
         self._step = 0
 
     def time_part(self, shape: Shape) -> dict[str, tuple[ShareTiming, ...]]:
         """Timings by backend; the smallest count on all of them first, then the whole part, then what is between."""
         part, counts = _part(shape), _counts(shape)
         self._spent_s = {}
-        last_step = self._step + len(self._threads.infos) * len(counts)
+        last_step = self._step + len(self._pool.infos) * len(counts)
         for name in self.failed:
             self.notes[name][part] = "it had failed"
-        names = [info.name for info in self._threads.infos if info.name not in self.failed]
+        names = [info.name for info in self._pool.infos if info.name not in self.failed]
         timings: dict[str, list[ShareTiming]] = {name: [] for name in names}
         for name in names:
             self._add(timings, name, shape, counts[0])
@@ -223,12 +224,12 @@ class _Bench:
         timings[name].append(timing)
 
     def _time(self, name: str, shape: Shape, count: int) -> ShareTiming:
-        fused_s = self._median(name, ShareWork([share_of(shape, count)], self._conditions))
+        fused_s = self._median(name, ShareWork([part_shape(shape, count)], self._conditions))
         each_s = None
         if isinstance(shape, AttentionShape):
             each_s = fused_s
             if count > 1:
-                each_s = self._median(name, ShareWork([share_of(shape, 1)] * count, self._conditions))
+                each_s = self._median(name, ShareWork([part_shape(shape, 1)] * count, self._conditions))
         faster_each = each_s is not None and each_s < fused_s
         return ShareTiming(
             count=count,
@@ -251,7 +252,7 @@ class _Bench:
             work.release()
             return statistics.median(samples)
 
-        return self._threads.call(name, measure)
+        return self._pool.call(name, measure)
 
 
 def _is_hopeless(smallest: ShareTiming, fastest: Sequence[ShareTiming]) -> bool:

@@ -6,10 +6,10 @@ import msgspec
 import numpy as np
 
 from coterie.backends.backend import Backend, Loaded
+from coterie.backends.checks import added_widths, weight_shapes
 from coterie.backends.shares import (
     Array,
     AttentionInputs,
-    AttentionShape,
     Inputs,
     Need,
     NeuronInputs,
@@ -37,13 +37,6 @@ class Conditions(msgspec.Struct, frozen=True, kw_only=True):
     need: Need = Need()
     causal: bool = False
     dropout: bool = False
-
-
-def share_of(shape: Shape, count: int) -> Shape:
-    """The shape of `count` KV groups, or neurons, of a whole layer."""
-    if isinstance(shape, AttentionShape):
-        return msgspec.structs.replace(shape, groups=count, heads=count * (shape.heads // shape.groups))
-    return msgspec.structs.replace(shape, neurons=count)
 
 
 class ShareWork:
@@ -87,24 +80,12 @@ def _draw(draw: np.random.Generator, *shape: int) -> Array:
 
 
 def _weights(draw: np.random.Generator, shape: Shape) -> dict[str, Array]:
-    sizes: dict[str, tuple[int, ...]]
-    if isinstance(shape, AttentionShape):
-        queries, keys = shape.heads * shape.head_dim, shape.groups * shape.head_dim
-        sizes = {"wq": (queries, shape.hidden), "wk": (keys, shape.hidden), "wv": (keys, shape.hidden)}
-        sizes["wo"] = (shape.output, queries)
-        sizes |= {"bq": (queries,), "bk": (keys,), "bv": (keys,)} if shape.biased else {}
-    else:
-        sizes = {"w1": (shape.neurons, shape.hidden), "w2": (shape.output, shape.neurons)}
-        sizes |= {"b1": (shape.neurons,)} if shape.biased else {}
-        sizes |= {"wg": (shape.neurons, shape.hidden)} if shape.gated else {}
-        sizes |= {"bg": (shape.neurons,)} if shape.gated and shape.biased else {}
-    return {name: _draw(draw, *size) * np.float32(_WEIGHT_SCALE) for name, size in sizes.items()}
+    return {name: _draw(draw, *size) * np.float32(_WEIGHT_SCALE) for name, size in weight_shapes(shape).items()}
 
 
 def _inputs(draw: np.random.Generator, shape: Shape, x: Array, conditions: Conditions) -> Inputs:
     if isinstance(shape, NeuronShape):
-        names = ("up", "gate") if shape.gated else ("up",)
-        return NeuronInputs(x=x, added=_added(dict.fromkeys(names, shape.neurons), x, conditions.need))
+        return NeuronInputs(x=x, added=_added(shape, x, conditions.need))
     rows, tokens = conditions.rows, conditions.tokens
     bias = np.zeros((rows, 1, 1, tokens), np.float32)
     if conditions.causal:
@@ -118,7 +99,6 @@ def _inputs(draw: np.random.Generator, shape: Shape, x: Array, conditions: Condi
         angles = np.linspace(0, 1, tokens * shape.rotary_dims // 2, dtype=np.float32).reshape(1, tokens, -1)
         both = np.concatenate([angles, angles], -1) if shape.rotary == "half" else np.repeat(angles, 2, -1)
         cos, sin = np.cos(both), np.sin(both)
-    widths = {"q": shape.heads * shape.head_dim} | dict.fromkeys(("k", "v"), shape.groups * shape.head_dim)
     return AttentionInputs(
         x=x,
         bias=bias,
@@ -126,12 +106,12 @@ def _inputs(draw: np.random.Generator, shape: Shape, x: Array, conditions: Condi
         sin=sin,
         keep=keep,
         keep_scale=1 / 0.9 if conditions.dropout else 1.0,
-        added=_added(widths, x, conditions.need),
+        added=_added(shape, x, conditions.need),
     )
 
 
-def _added(widths: dict[str, int], x: Array, need: Need) -> dict[str, Array]:
+def _added(shape: Shape, x: Array, need: Need) -> dict[str, Array]:
     """What LoRA adds to projections, where a run has any."""
     if not need.added:
         return {}
-    return {name: np.zeros((*x.shape[:2], width), np.float32) for name, width in widths.items()}
+    return {name: np.zeros((*x.shape[:2], width), np.float32) for name, width in added_widths(shape).items()}

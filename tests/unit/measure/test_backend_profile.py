@@ -8,13 +8,13 @@ import pytest
 from coterie.backends.backend import BackendInfo
 from coterie.backends.shares import AttentionShape, Gradients, Need, NeuronShape, Outputs
 from coterie.errors import BackendError
+from coterie.heads.pool import BackendPool
 from coterie.measure.backend_profile import (
     ProfileSettings,
     group_counts,
     neuron_counts,
     profile_backends,
 )
-from coterie.measure.backend_threads import OwnThreads
 from coterie.measure.share_work import Conditions
 from coterie.planner.head_allocation import allocate
 from coterie.profiles.cache import ProfileCache
@@ -101,8 +101,8 @@ def settings(clock, tmp_path) -> ProfileSettings:
 def test_every_count_is_measured_fused_and_head_by_head_and_the_faster_one_counts(clock, settings):
     slow_alone = Paced("a", clock, fixed=1.0, each=2.0)
     cheap_alone = Paced("b", clock, fixed=-1.0, each=2.0)
-    with OwnThreads([slow_alone, cheap_alone]) as threads:
-        found = profile_backends(threads, HEADS, None, RUN, settings)
+    with BackendPool([slow_alone, cheap_alone]) as pool:
+        found = profile_backends(pool, HEADS, None, RUN, settings)
     a, b = found.backends
     assert [(t.count, t.fused_s, t.each_s) for t in a.attention] == [(k, 1 + 2 * k, 3 * k) for k in (1, 2, 3, 4)]
     assert [t.strategy for t in a.attention] == ["fused"] * 4
@@ -113,8 +113,8 @@ def test_every_count_is_measured_fused_and_head_by_head_and_the_faster_one_count
 
 def test_neurons_are_measured_on_a_grid_and_both_parts_can_be_allocated(clock, settings):
     backends = [Paced("a", clock, fixed=0.1, each=1.0), Paced("b", clock, fixed=0.1, each=2.0)]
-    with OwnThreads(backends) as threads:
-        found = profile_backends(threads, HEADS, NEURONS, RUN, settings)
+    with BackendPool(backends) as pool:
+        found = profile_backends(pool, HEADS, NEURONS, RUN, settings)
     assert [t.count for t in found.backends[0].neurons] == [2, 4, 8, 12, 16, 20, 24, 28, 32]
     assert all(t.each_s is None for t in found.backends[0].neurons)
     allocation = allocate(found)
@@ -127,11 +127,11 @@ def test_neurons_are_measured_on_a_grid_and_both_parts_can_be_allocated(clock, s
 
 def test_trained_weights_are_sent_for_each_micro_batch_and_frozen_ones_once_per_count(clock, settings):
     trained, frozen = (Paced("a", clock, fixed=1.0, each=1.0) for _ in range(2))
-    with OwnThreads([trained]) as threads:
-        profile_backends(threads, HEADS, None, RUN, settings)
-    with OwnThreads([frozen]) as threads:
+    with BackendPool([trained]) as pool:
+        profile_backends(pool, HEADS, None, RUN, settings)
+    with BackendPool([frozen]) as pool:
         need = Need(x=True, weights=False, added=True)
-        profile_backends(threads, HEADS, None, Conditions(rows=2, tokens=3, need=need), settings)
+        profile_backends(pool, HEADS, None, Conditions(rows=2, tokens=3, need=need), settings)
     assert len(trained.loaded) == len(trained.forwards)
     assert len(frozen.loaded) == (1 + 2 + 3 + 4) + 3  # fused for each count; head by head for 2, 3, 4
     assert all(part.released for part in (*trained.loaded, *frozen.loaded))
@@ -146,8 +146,8 @@ def test_trained_weights_are_sent_for_each_micro_batch_and_frozen_ones_once_per_
 
 def test_inputs_have_the_shapes_of_a_run(clock, settings):
     backend = Paced("a", clock, fixed=1.0, each=1.0)
-    with OwnThreads([backend]) as threads:
-        profile_backends(threads, HEADS, NEURONS, Conditions(rows=2, tokens=3, causal=True, dropout=True), settings)
+    with BackendPool([backend]) as pool:
+        profile_backends(pool, HEADS, NEURONS, Conditions(rows=2, tokens=3, causal=True, dropout=True), settings)
     first = backend.inputs[0]
     assert first.x.shape == (2, 3, 8)
     assert first.bias.shape == (1, 1, 3, 3)
@@ -159,8 +159,8 @@ def test_inputs_have_the_shapes_of_a_run(clock, settings):
 
 def test_each_backend_runs_in_one_thread_of_its_own_and_is_closed(clock, settings):
     backends = [Paced(name, clock, fixed=1.0, each=1.0) for name in ("a", "b")]
-    with OwnThreads(backends) as threads:
-        profile_backends(threads, HEADS, NEURONS, RUN, settings)
+    with BackendPool(backends) as pool:
+        profile_backends(pool, HEADS, NEURONS, RUN, settings)
     assert [len(backend.threads) for backend in backends] == [1, 1]
     assert backends[0].threads != backends[1].threads
     assert threading.get_ident() not in backends[0].threads | backends[1].threads
@@ -169,8 +169,8 @@ def test_each_backend_runs_in_one_thread_of_its_own_and_is_closed(clock, setting
 
 def test_a_hopelessly_slow_backend_is_measured_with_its_smallest_share_only_and_says_so(clock, settings):
     backends = [Paced("slow", clock, fixed=0.0, each=100.0), Paced("fast", clock, fixed=0.0, each=1.0)]
-    with OwnThreads(backends) as threads:
-        found = profile_backends(threads, HEADS, None, RUN, settings)
+    with BackendPool(backends) as pool:
+        found = profile_backends(pool, HEADS, None, RUN, settings)
     slow, fast = found.backends
     assert [t.count for t in slow.attention] == [1]
     assert len(fast.attention) == 4
@@ -184,25 +184,25 @@ def test_a_hopelessly_slow_backend_is_measured_with_its_smallest_share_only_and_
 def test_a_backend_with_high_fixed_costs_is_not_hopeless_if_it_is_fast_with_many_heads(clock, settings):
     heads = AttentionShape(hidden=8, output=8, head_dim=2, heads=30, groups=30, scale=1.0)
     backends = [Paced("cpu", clock, fixed=0.0, each=1.0), Paced("gpu", clock, fixed=9.0, each=0.1)]
-    with OwnThreads(backends) as threads:
-        found = profile_backends(threads, heads, None, RUN, settings)
+    with BackendPool(backends) as pool:
+        found = profile_backends(pool, heads, None, RUN, settings)
     assert found.backends[1].attention[-1].count == 30
     assert found.backends[1].notes == {}
 
 
 def test_the_budget_leaves_out_counts_between_but_never_the_whole(clock, settings):
     slow = Paced("slow", clock, fixed=0.0, each=5.0)
-    with OwnThreads([Paced("fast", clock, fixed=0.0, each=1.0), slow]) as threads:
+    with BackendPool([Paced("fast", clock, fixed=0.0, each=1.0), slow]) as pool:
         short = ProfileSettings(clock=clock, cache=settings.cache, budget_s=50.0)
-        found = profile_backends(threads, HEADS, None, RUN, short)
+        found = profile_backends(pool, HEADS, None, RUN, short)
     assert [t.count for t in found.backends[1].attention] == [1, 4]
     assert found.backends[1].notes == {"attention": "50 s were enough for 2 of 4 counts"}
 
 
 def test_a_backend_that_fails_is_left_out_and_nothing_is_kept_in_the_cache(clock, settings):
     broken = Paced("broken", clock, fixed=0.0, each=1.0, fails_at=4)
-    with OwnThreads([broken, Paced("fine", clock, fixed=0.0, each=2.0)]) as threads:
-        found = profile_backends(threads, HEADS, NEURONS, RUN, settings)
+    with BackendPool([broken, Paced("fine", clock, fixed=0.0, each=2.0)]) as pool:
+        found = profile_backends(pool, HEADS, NEURONS, RUN, settings)
     assert found.backends[0].attention == found.backends[0].neurons == ()
     assert found.backends[0].notes == {"attention": "it failed: 4 were too many", "neurons": "it had failed"}
     assert (found.groups, found.neurons) == (4, 32)
@@ -211,8 +211,8 @@ def test_a_backend_that_fails_is_left_out_and_nothing_is_kept_in_the_cache(clock
 
 
 def test_where_nobody_computes_the_whole_part_it_counts_as_not_splittable(clock, settings):
-    with OwnThreads([Paced("broken", clock, fixed=0.0, each=1.0, fails_at=4)]) as threads:
-        found = profile_backends(threads, HEADS, None, RUN, settings)
+    with BackendPool([Paced("broken", clock, fixed=0.0, each=1.0, fails_at=4)]) as pool:
+        found = profile_backends(pool, HEADS, None, RUN, settings)
     assert found.groups == 0
     assert allocate(found).attention is None
 
@@ -220,8 +220,8 @@ def test_where_nobody_computes_the_whole_part_it_counts_as_not_splittable(clock,
 def test_profiles_are_cached_by_shapes_run_and_backends_and_measured_again_when_asked(clock, settings):
     def forwards(run: Conditions, *, driver_fixed: float = 1.0, name: str = "a", again: bool = False) -> int:
         backend = Paced(name, clock, fixed=driver_fixed, each=1.0)
-        with OwnThreads([backend]) as threads:
-            profile_backends(threads, HEADS, None, run, ProfileSettings(clock=clock, cache=settings.cache, again=again))
+        with BackendPool([backend]) as pool:
+            profile_backends(pool, HEADS, None, run, ProfileSettings(clock=clock, cache=settings.cache, again=again))
         return len(backend.forwards)
 
     assert forwards(RUN) > 0
@@ -236,8 +236,8 @@ def test_profiles_are_cached_by_shapes_run_and_backends_and_measured_again_when_
 def test_progress_counts_every_measurement_and_ends_at_the_last(clock, settings):
     told: list[tuple[str, int, int]] = []
     tell = ProfileSettings(clock=clock, cache=settings.cache, budget_s=1e6, progress=lambda *step: told.append(step))
-    with OwnThreads([Paced(name, clock, fixed=0.0, each=1.0) for name in ("a", "b")]) as threads:
-        profile_backends(threads, HEADS, NEURONS, RUN, tell)
+    with BackendPool([Paced(name, clock, fixed=0.0, each=1.0) for name in ("a", "b")]) as pool:
+        profile_backends(pool, HEADS, NEURONS, RUN, tell)
     assert [number for _, number, _ in told] == list(range(1, 27))
     assert {of for _, _, of in told} == {26}
     assert told[0][0] == "a, 1 of 4 KV groups"
