@@ -17,7 +17,6 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
         device_type: Where the stage runs.
         direct_links: Listen for the stage before this one; off, everything goes through the coordinator.
         measure_again: Do not use what an earlier run has measured of this device.
-        backends: Compute backends to share each layer among, by name; `auto`: all there are. Torch alone: no sharing.
     """
 
     name: str
@@ -28,4 +27,3 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     device_type: DeviceType = "cpu"
     direct_links: bool = True
     measure_again: bool = False
-    backends: tuple[str, ...] = ("torch",)
