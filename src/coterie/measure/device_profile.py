@@ -145,6 +145,7 @@ class _UnitBench:
         hidden = self._hidden(rows)
         for parameter in stage.trainable().values():
             parameter.grad = None
+        goes_backward = stage.first_unit >= self._first_backward_unit
 
         def once() -> tuple[float, float]:
             received = None
@@ -152,6 +153,8 @@ class _UnitBench:
                 received = hidden.detach().requires_grad_(stage.first_unit > self._first_backward_unit)
             outputs: list[Tensor] = []
             forward_s = self._watch.seconds(lambda: outputs.append(run_forward(stage, inputs, received)))
+            if not goes_backward:
+                return forward_s, 0.0
             (output,) = outputs
             gradient = torch.ones_like(output)
             return forward_s, self._watch.seconds(lambda: run_backward(output, gradient))

@@ -12,15 +12,15 @@ def spin(seconds: float) -> None:
 
 
 def test_a_throttled_device_is_timed_by_its_cpu_time_over_its_speed() -> None:
-    assert Stopwatch(throttle_speed=0.25).seconds(lambda: spin(0.02)) == pytest.approx(0.08, rel=0.3)
+    assert 0.08 <= Stopwatch(throttle_speed=0.25).seconds(lambda: spin(0.02)) < 0.3
 
 
 def test_waiting_counts_on_a_free_device_and_not_on_a_throttled_one() -> None:
     def wait() -> None:
-        time.sleep(0.03)
+        time.sleep(0.2)
 
-    assert Stopwatch().seconds(wait) >= 0.03
-    assert Stopwatch(throttle_speed=0.5).seconds(wait) < 0.02
+    assert Stopwatch().seconds(wait) >= 0.2
+    assert Stopwatch(throttle_speed=0.5).seconds(wait) < 0.2
 
 
 def test_the_median_ignores_the_warm_up_and_one_slow_call() -> None:
