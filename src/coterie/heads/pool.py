@@ -95,6 +95,11 @@ class BackendPool:
     Args:
         backends: All of them; torch on the processor repeats what others fail in, and need not be one of them.
         on_bypass: Told a backend's name and the reason when it is left out, from the thread that uses the pool.
+
+    Attributes:
+        usage: What each backend did so far.
+        bypassed: Those that are used no more, with the reason.
+        hosted: Those that run in processes of their own.
     """
 
     def __init__(
@@ -114,9 +119,8 @@ class BackendPool:
         self._clock = clock or SystemClock()
         self._forwards = dict.fromkeys(self._backends, 0)
         self.usage = {name: Usage() for name in self._backends}
-        self._lead = Lead(
-            self._infos, frozenset(one.info.name for one in backends if isinstance(one, ChildProcessBackend))
-        )
+        self.hosted = frozenset(one.info.name for one in backends if isinstance(one, ChildProcessBackend))
+        self._lead = Lead(self._infos, self.hosted)
         self._times: dict[str, JobTime] = {}
         self.bypassed: dict[str, str] = {}
 

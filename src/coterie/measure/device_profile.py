@@ -2,7 +2,9 @@
 
 import gc
 from collections.abc import Callable
+from typing import Protocol
 
+import msgspec
 import torch
 from torch import Tensor
 from torch.optim.adamw import adamw
@@ -16,10 +18,30 @@ from coterie.measure.timing import Stopwatch, fit_line
 from coterie.measure.unit_cost import example_inputs, run_backward, run_forward
 from coterie.models import StageModule, build_stage, describe
 from coterie.profiles.cluster_profile import DeviceProfile, DeviceType, UnitTiming
+from coterie.profiles.head_allocation import HeadAllocation
 from coterie.profiles.model_profile import LayerProfile, ModelProfile
+from coterie.units import format_seconds
 
 Progress = Callable[[str, int, int], None]
 """Told before each measurement: what is measured, its number from 1, and how many there are."""
+
+
+class Sharing(Protocol):
+    """How a device's compute backends would share layers."""
+
+    @property
+    def allocation(self) -> HeadAllocation:
+        """Who would compute what."""
+        ...
+
+    def install(self, stage: StageModule) -> bool:
+        """Share the blocks of a stage; whether there is anything in it that can be shared."""
+        ...
+
+    def cpu_s(self) -> float:
+        """CPU seconds so far that the calling thread waited for backends."""
+        ...
+
 
 _BUDGET_S = 0.4
 """Aimed-at seconds per measurement; slow devices take longer, since three samples are always taken."""
@@ -43,6 +65,8 @@ def profile_device(  # noqa: PLR0913 - plain facts about one device, each named 
     throttle_speed: float | None = None,
     rows: tuple[int, int] = (1, 4),
     progress: Progress | None = None,
+    sharing: Sharing | None = None,
+    must_share: bool = False,
 ) -> DeviceProfile:
     """Time this process's device on the model's units, with random weights; reads no file.
 
@@ -59,14 +83,17 @@ def profile_device(  # noqa: PLR0913 - plain facts about one device, each named 
         throttle_speed: Speed of the emulated device, in (0, 1]; None for the real one.
         rows: Two row counts of micro-batches to time at, the smaller first.
         progress: Told what is measured.
+        sharing: Blocks are timed with their layers shared too, and will be shared if that is faster.
+        must_share: Or even if it is not.
     """
     torch.set_num_threads(threads)
-    watch = Stopwatch(device_type=device_type, throttle_speed=throttle_speed)
+    elsewhere_cpu_s = sharing.cpu_s if sharing is not None else lambda: 0.0
+    watch = Stopwatch(device_type=device_type, throttle_speed=throttle_speed, elsewhere_cpu_s=elsewhere_cpu_s)
     kinds = _first_of_each_kind(model_profile)
     steps = [*(layer.name for _, layer in kinds), "matrix product", "optimizer update"]
     tell = progress or _tell_nobody
-    timings = []
-    bench = _UnitBench(spec, model_profile, device_type, watch)
+    timings: list[_Timed] = []
+    bench = _UnitBench(spec, model_profile, device_type, watch, sharing)
     for number, (unit, layer) in enumerate(kinds, start=1):
         tell(layer.name, number, len(steps))
         timing = bench.time_unit(unit, layer, rows)
@@ -81,6 +108,7 @@ def profile_device(  # noqa: PLR0913 - plain facts about one device, each named 
     tell(steps[-1], len(steps), len(steps))
     update_bytes_per_s = _update_bytes_per_s(watch, device_type)
     _release_memory()
+    is_shared, notes = _verdict(timings, rows[1], must_share=must_share) if sharing is not None else (False, ())
     return DeviceProfile(
         worker=worker,
         name=name,
@@ -88,7 +116,9 @@ def profile_device(  # noqa: PLR0913 - plain facts about one device, each named 
         memory_bytes=memory,
         base_bytes=idle_bytes(device_type),
         threads=threads,
-        timings=tuple(timings),
+        timings=tuple(one.shared if is_shared and one.shared is not None else one.alone for one in timings),
+        allocation=sharing.allocation if sharing is not None and is_shared else None,
+        backend_notes=notes,
         flops_per_s=flops_per_s,
         update_bytes_per_s=update_bytes_per_s,
         bfloat16_speed=bfloat16_speed,
@@ -104,18 +134,46 @@ def idle_bytes(device_type: DeviceType) -> int:
     return current_rss_bytes()
 
 
+class _Timed(msgspec.Struct, frozen=True):
+    """A kind of unit on torch alone, and with its layers shared where they can be."""
+
+    alone: UnitTiming
+    shared: UnitTiming | None
+
+
+def _verdict(timings: list[_Timed], rows: int, *, must_share: bool) -> tuple[bool, tuple[str, ...]]:
+    """Whether shared blocks are faster than torch alone, and that in words."""
+    both = [(one.alone, one.shared) for one in timings if one.shared is not None]
+    if not both:
+        return False, ("no block of this model can be shared among backends",)
+    alone_s, shared_s = (sum(t.forward_s(rows) + t.backward_s(rows) for t in side) for side in zip(*both, strict=True))
+    figures = f"a shared block takes {format_seconds(shared_s / len(both))}, torch alone "
+    figures += format_seconds(alone_s / len(both))
+    if shared_s < alone_s:
+        return True, (f"{figures}: {alone_s / shared_s:.2f} times as fast",)
+    return must_share, (figures if must_share else f"{figures}: nothing is shared",)
+
+
 class _UnitBench:
     """Builds and times single units."""
 
-    def __init__(self, spec: ModelSpec, profile: ModelProfile, device_type: DeviceType, watch: Stopwatch) -> None:
+    def __init__(
+        self,
+        spec: ModelSpec,
+        profile: ModelProfile,
+        device_type: DeviceType,
+        watch: Stopwatch,
+        sharing: Sharing | None,
+    ) -> None:
         self._spec = spec
         self._first_backward_unit = describe(spec).first_backward_unit
         self._device_type = device_type
         self._tokens = profile.typical_tokens
         self._width = hidden_width(profile)
         self._watch = watch
+        self._sharing = sharing
 
-    def time_unit(self, unit: int, layer: LayerProfile, rows: tuple[int, int]) -> UnitTiming | None:
+    def time_unit(self, unit: int, layer: LayerProfile, rows: tuple[int, int]) -> _Timed | None:
         """Forward and backward seconds as lines over rows; None if memory runs out."""
         try:
             stage = build_stage(
@@ -124,11 +182,18 @@ class _UnitBench:
             stage.train()
             # As in a run: no backward below everything that is trained, and no gradient that goes there.
             with torch.set_grad_enabled(unit >= self._first_backward_unit):
-                few, many = (self._time(stage, count) for count in rows)
+                alone = self._line(stage, layer, rows)
+                shared = None
+                if self._sharing is not None and self._sharing.install(stage):
+                    shared = self._line(stage, layer, rows)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
             return None
+        return _Timed(alone, shared)
+
+    def _line(self, stage: StageModule, layer: LayerProfile, rows: tuple[int, int]) -> UnitTiming:
+        few, many = (self._time(stage, count) for count in rows)
         forward_fixed_s, forward_per_row_s = fit_line(((rows[0], few[0]), (rows[1], many[0])))
         backward_fixed_s, backward_per_row_s = fit_line(((rows[0], few[1]), (rows[1], many[1])))
         return UnitTiming(

@@ -18,7 +18,7 @@ def model_profile_key(spec: ModelSpec, *, memory_tokens: int, typical_tokens: in
     )
 
 
-def device_profile_key(
+def device_profile_key(  # noqa: PLR0913 - all that timings depend on, each named at the call
     model_key: str,
     *,
     device_type: str,
@@ -26,6 +26,7 @@ def device_profile_key(
     threads: int,
     throttle_speed: float | None,
     rows: tuple[int, int],
+    sharing: tuple[object, ...] = (),
 ) -> str:
     """The key of `profile_device`'s timings; memory is not part of them and is asked for anew at each start."""
     return profile_key(
@@ -37,4 +38,5 @@ def device_profile_key(
         threads=threads,
         throttle_speed=throttle_speed,
         rows=rows,
+        **({"sharing": sharing} if sharing else {}),
     )

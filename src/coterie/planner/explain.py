@@ -74,6 +74,7 @@ def explain(plan: Plan, request: PlanRequest) -> str:
         "",
         *(f"  {stage.device_name}: {_what_takes_memory(stage)}" for stage in plan.stages),
         "",
+        *_backends(plan, request),
         f"A step is predicted to take {format_seconds(plan.predicted_step_s)}; {_bottleneck(plan)}.",
         alone,
         *(f"Left out: {device.device_name}, {device.reason}." for device in plan.left_out),
@@ -151,6 +152,18 @@ def _what_takes_memory(stage: StageAssignment) -> str:
     }
     shown = ", ".join(f"{name} {format_bytes(size)}" for name, size in parts.items() if size)
     return f"{format_bytes(memory.total)} = {shown} ({stage.allocator} allocator)"
+
+
+def _backends(plan: Plan, request: PlanRequest) -> list[str]:
+    """What devices that share layers among compute backends found out about them."""
+    used = {stage.worker for stage in plan.stages}
+    lines = [
+        f"  {device.name}: {note}"
+        for device in request.cluster.devices
+        if device.worker in used
+        for note in device.backend_notes
+    ]
+    return ["Compute backends:", *lines, ""] if lines else []
 
 
 def _bottleneck(plan: Plan) -> str:

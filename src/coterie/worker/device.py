@@ -14,7 +14,9 @@ from coterie.measure.device_profile import profile_device
 from coterie.measure.keys import device_profile_key
 from coterie.profiles.cache import ProfileCache
 from coterie.profiles.cluster_profile import DeviceProfile, DeviceType, plannable_bytes
+from coterie.profiles.head_allocation import HeadAllocation
 from coterie.worker.settings import WorkerSettings
+from coterie.worker.sharing import DeviceSharing
 
 log = get_logger(__name__)
 
@@ -37,7 +39,11 @@ def require_device(device_type: DeviceType) -> None:
 
 
 def measured_device(
-    settings: WorkerSettings, request: ProfileRequest, worker: WorkerId, clock: Clock | None = None
+    settings: WorkerSettings,
+    request: ProfileRequest,
+    worker: WorkerId,
+    clock: Clock | None = None,
+    sharing: DeviceSharing | None = None,
 ) -> Profiled:
     """This device on the request's model: from the cache if it was measured so before, unless somebody says otherwise.
 
@@ -46,8 +52,11 @@ def measured_device(
         request: The model, at how many rows, and whether to measure again.
         worker: The name of this worker in the run.
         clock: Tells when the device is measured.
+        sharing: Its compute backends, if more than torch may take part; they are measured first.
     """
     clock = clock or SystemClock()
+    if sharing is not None:
+        sharing.measure(request)
     speed = settings.speed if settings.speed < 1 else None
     memory = plannable_bytes(memory_budget(settings.memory_bytes, device_type=settings.device_type).bytes)
     key = device_profile_key(
@@ -57,6 +66,7 @@ def measured_device(
         threads=settings.threads,
         throttle_speed=speed,
         rows=request.rows,
+        sharing=() if sharing is None else sharing.key,
     )
     cache = ProfileCache()
     known = None if settings.measure_again or request.again else cache.read(key, DeviceProfile)
@@ -65,7 +75,7 @@ def measured_device(
         profile = refreshed_device_profile(
             known, worker=worker, name=settings.name, memory=memory, base=known.base_bytes
         )
-        return Profiled(profile=profile, age_s=max(clock.wall() - known.measured_at_s, 0.0))
+        return Profiled(profile=_noted(profile, sharing), age_s=max(clock.wall() - known.measured_at_s, 0.0))
     profile = profile_device(
         request.spec,
         request.model,
@@ -76,7 +86,15 @@ def measured_device(
         memory=memory,
         throttle_speed=speed,
         rows=request.rows,
+        sharing=sharing if sharing is not None and sharing.allocation != HeadAllocation() else None,
+        must_share=settings.allocation is not None,
     )
     profile = msgspec.structs.replace(profile, measured_at_s=clock.wall())
     keep(cache, key, profile)
-    return Profiled(profile=profile)
+    return Profiled(profile=_noted(profile, sharing))
+
+
+def _noted(profile: DeviceProfile, sharing: DeviceSharing | None) -> DeviceProfile:
+    """With what its backends were found to do."""
+    notes = () if sharing is None else sharing.notes
+    return msgspec.structs.replace(profile, backend_notes=(*notes, *profile.backend_notes))

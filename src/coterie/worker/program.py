@@ -28,6 +28,7 @@ from coterie.cluster.messages import (
     MeasureLinks,
     Message,
     NormTotal,
+    Profiled,
     ProfileRequest,
     Refused,
     RunSegment,
@@ -70,6 +71,7 @@ from coterie.worker.network_ports import NORM_TOTAL, NetworkPorts, Place
 from coterie.worker.outbox import Outbox
 from coterie.worker.peers import Peers
 from coterie.worker.settings import WorkerSettings
+from coterie.worker.sharing import DeviceSharing
 from coterie.worker.stage_runner import StageRunner
 
 log = get_logger(__name__)
@@ -104,6 +106,8 @@ class WorkerProgram:
         self._link: StreamLink | None = None
         self._assign: Assign | None = None
         self._runner: StageRunner | None = None
+        self._sharing: DeviceSharing | None = None
+        self._shares = False
         self._tensors: dict[str, Tensor] = {}
         self._units_missing: set[int] = set()
 
@@ -227,7 +231,15 @@ class WorkerProgram:
 
     async def _profile(self, request: ProfileRequest) -> None:
         self._say("measuring this device")
-        await self._send(await asyncio.to_thread(measured_device, self._settings, request, self._welcome.worker))
+        await self._send(await asyncio.to_thread(self._measured, request))
+
+    def _measured(self, request: ProfileRequest) -> Profiled:
+        """What this device can do; in a thread of its own. Backends are looked for only where they may take part."""
+        if self._sharing is None and self._settings.shares_layers:
+            self._sharing = DeviceSharing(self._settings, self._say)
+        measured = measured_device(self._settings, request, self._welcome.worker, sharing=self._sharing)
+        self._shares = measured.profile.allocation is not None
+        return measured
 
     async def _measure_links(self, request: MeasureLinks) -> None:
         links: list[LinkProfile] = []
@@ -267,6 +279,7 @@ class WorkerProgram:
         for peer, link in self._peers.links.items():
             self._outboxes[peer] = Outbox(link, self._loop, limit_bytes=UNSENT_LIMIT_BYTES)
         self._runner = StageRunner(worker, assign, self._settings, self._outbox_to, self._fail_from_thread)
+        self._runner.sharing = self._sharing if self._shares else None
         ports = NetworkPorts(place, self._mailbox, self._outbox_to)
         await asyncio.to_thread(self._runner.build, tensors, ports)
         is_last = assign.stage == len(assign.plan.stages) - 1
@@ -346,6 +359,8 @@ class WorkerProgram:
         if self._runner is not None:
             self._wake(NetworkError("the worker is leaving"))
             await asyncio.to_thread(self._runner.end, COMPUTE_END_S)
+        if self._sharing is not None:
+            await asyncio.to_thread(self._sharing.close)
         for task in tuple(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

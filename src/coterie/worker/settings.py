@@ -3,6 +3,7 @@
 import msgspec
 
 from coterie.profiles.cluster_profile import DeviceType
+from coterie.profiles.head_allocation import HeadAllocation
 
 
 class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -17,6 +18,8 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
         device_type: Where the stage runs.
         direct_links: Listen for the stage before this one; off, everything goes through the coordinator.
         measure_again: Do not use what an earlier run has measured of this device.
+        backends: Compute backends to share each layer among, by name; `auto`: all there are. Torch alone: no sharing.
+        allocation: Who computes which heads and neurons; None: whatever is fastest (for comparisons, as cuts are).
     """
 
     name: str
@@ -27,3 +30,10 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     device_type: DeviceType = "cpu"
     direct_links: bool = True
     measure_again: bool = False
+    backends: tuple[str, ...] = ("torch",)
+    allocation: HeadAllocation | None = None
+
+    @property
+    def shares_layers(self) -> bool:
+        """Whether more than torch on the processor may compute them."""
+        return self.backends != ("torch",)

@@ -37,6 +37,7 @@ from coterie.units import format_bytes
 from coterie.worker.network_ports import NetworkPorts
 from coterie.worker.outbox import Outbox
 from coterie.worker.settings import WorkerSettings
+from coterie.worker.sharing import DeviceSharing
 
 Job = RunSegment | Generate | SaveState | None
 
@@ -67,6 +68,8 @@ class StageRunner:
         self._optimizer: StageOptimizer | None = None
         self._executor: StageExecutor | None = None
         self._ports: NetworkPorts | None = None
+        self.sharing: DeviceSharing | None = None
+        """The device's compute backends, if they are to share the stage's layers."""
 
     def build(self, tensors: Mapping[str, Tensor], ports: NetworkPorts) -> None:
         """Build the stage from the tensors of its units (`param/…`, `optim/…`); runs in a helper thread.
@@ -107,6 +110,7 @@ class StageRunner:
                 name=f"stage {self._assign.stage}",
             ),
             throttle=self._throttle(),
+            backends=None if self.sharing is None else self.sharing.begin(stage),
         )
         reset_peak()
         self._thread.start()
