@@ -216,7 +216,8 @@ class ScheduleError(CoterieError):
 class BackendError(CoterieError):
     """A compute backend that was asked for by name is absent, or one has failed or computed something wrong.
 
-    `coterie doctor` lists all backends, and why one is absent.
+    `coterie doctor` lists all backends, and why one is absent. During a run a backend that fails is left out, and the
+    run goes on without it.
     """
 
     slug = "backend"

@@ -84,7 +84,7 @@ class LocalCluster:
 
     def _start(self, name: str, worker: LocalWorker) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "coterie", "worker", f"--name={name}", "--threads", str(worker.threads)]
-        command += ["--speed", str(worker.speed), "--device", worker.device]
+        command += ["--speed", str(worker.speed), "--device", worker.device, "--backends", worker.backends]
         if worker.memory:
             command += ["--memory", worker.memory, "--enforce-memory"]
         environment = dict(os.environ)

@@ -48,12 +48,14 @@ def test_the_join_link_travels_in_the_environment_not_on_the_command_line(tmp_pa
         "import os, sys\n"
         f"print(os.environ['{JOIN_LINK_VARIABLE}'].endswith('token'), 'token' in ' '.join(sys.argv), sys.argv[1:])\n"
     )
-    workers = (LocalWorker(name="board", memory="600MiB", speed=0.5, threads=2),)
+    workers = (LocalWorker(name="board", memory="600MiB", speed=0.5, threads=2, backends="torch+opencl"),)
     with LocalCluster(workers, LINK, log_folder=tmp_path / "logs") as cluster:
         cluster.processes["board"].wait(30)
         said = cluster.log_file("board").read_text()
     assert said.startswith("True False")
-    for words in ("'--name=board'", "'--memory', '600MiB', '--enforce-memory'", "'--speed', '0.5'"):
+    for words in (
+        "'--name=board'", "'--memory', '600MiB', '--enforce-memory'", "'--speed', '0.5'", "'--backends', 'torch+opencl'"
+    ):  # fmt: skip
         assert words in said
 
 

@@ -26,6 +26,12 @@ def add_parser(verbs: "argparse._SubParsersAction[Parser]") -> Parser:
     parser.add_argument("--threads", type=int, default=0, help="compute threads; default: the usable cores")
     parser.add_argument("--device", choices=("cpu", "cuda", "mps", "xpu"), default="cpu", help="where to compute")
     parser.add_argument(
+        "--backends",
+        default="torch",
+        metavar="NAMES",
+        help="share each layer among compute backends: names with + or commas between, or auto for all (default torch)",
+    )
+    parser.add_argument(
         "--no-direct-links", action="store_true", help="open no port: send everything through the coordinator"
     )
     parser.add_argument(
@@ -61,6 +67,7 @@ def _settings(args: argparse.Namespace) -> WorkerSettings:
         device_type=args.device,
         direct_links=not args.no_direct_links,
         measure_again=args.measure_again,
+        backends=_backends(args.backends),
     )
 
 
@@ -71,6 +78,15 @@ def _memory(text: str | None) -> int | None:
         return parse_memory(text)
     except ValueError as error:
         raise UsageError(f"--memory: {error}", hint="write a size such as 600MiB") from error
+
+
+def _backends(text: str) -> tuple[str, ...]:
+    names = tuple(dict.fromkeys(name.strip() for name in text.replace("+", ",").split(",") if name.strip()))
+    if not names:
+        raise UsageError("--backends names none", hint="write --backends auto, or names such as torch,opencl")
+    if "auto" in names and len(names) > 1:
+        raise UsageError(f"--backends is {text}: auto means all of them", hint="leave auto or the names out")
+    return names
 
 
 def _speed(speed: float) -> float:

@@ -275,6 +275,15 @@ class LocalWorker(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     ] = 1.0
     threads: Annotated[int, Meta(ge=1, description="Compute threads.")] = 1
     device: Annotated[DeviceType, Meta(description="Where it computes.")] = "cpu"
+    backends: Annotated[
+        str,
+        Meta(
+            min_length=1,
+            description="Compute backends that share each layer's attention heads and feed-forward neurons: `auto` for "
+            "all of the device, or names with `+` between them, such as `torch+opencl`. With `torch` alone nothing is "
+            "shared.",
+        ),
+    ] = "torch"
 
     @property
     def memory_bytes(self) -> int | None:
@@ -295,8 +304,9 @@ class ClusterSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     local_workers: Annotated[
         tuple[LocalWorker, ...],
         Meta(
-            description="Workers that are started on this machine, each with `name`, `memory`, `speed`, `threads` and "
-            "`device`, none of them required. As a flag, once per worker: `--local-worker memory=800MiB,speed=0.5`.",
+            description="Workers that are started on this machine, each with `name`, `memory`, `speed`, `threads`, "
+            "`device` and `backends`, none of them required. As a flag, once per worker: "
+            "`--local-worker memory=800MiB,speed=0.5`.",
             extra={"flag": "local-worker"},
         ),
     ] = ()
