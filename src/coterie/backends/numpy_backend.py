@@ -1,6 +1,7 @@
 """NumPy: forward and backward written out. What the others are held to in float64, and what runs everywhere."""
 
 import functools
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -61,7 +62,13 @@ class NumpyBackend:
     @property
     def info(self) -> BackendInfo:
         """The processor."""
-        return BackendInfo(name="numpy", device="processor", kind="cpu", driver=f"NumPy {np.__version__}")
+        return BackendInfo(
+            name="numpy",
+            device="processor",
+            kind="cpu",
+            driver=f"NumPy {np.__version__}",
+            threads=_threads_of_products(),
+        )
 
     def load(self, shape: Shape, weights: Mapping[str, Array]) -> _Loaded:
         """See `Backend.load`."""
@@ -256,7 +263,15 @@ def _outer(down: Floats, up: Floats) -> Floats:
     return down.reshape(-1, down.shape[-1]).T @ up.reshape(-1, up.shape[-1])
 
 
+def _threads_of_products() -> int:
+    """Threads of NumPy's matrix products: its library reads these settings as it is loaded, and else takes all cores."""
+    for setting in ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS"):
+        if (value := os.environ.get(setting, "")).isdecimal() and int(value) > 0:
+            return int(value)
+    return os.cpu_count() or 1
+
+
 def probe(threads: int) -> tuple[NumpyBackend, ...]:
-    """Always there. NumPy's own library decides on threads."""
+    """Always there; `threads` is no matter of this process once NumPy is loaded."""
     del threads
     return (NumpyBackend(),)
