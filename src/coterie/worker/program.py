@@ -230,8 +230,6 @@ class WorkerProgram:
                 raise ProtocolError(f"the coordinator sent {type(message).__name__}, which a worker has no use for now")
 
     async def _profile(self, request: ProfileRequest) -> None:
-        if self._settings.backends != ("torch",):
-            self._say(f"torch computes alone: runs share no layers with {', '.join(self._settings.backends)} yet")
         self._say("measuring this device")
         await self._send(await asyncio.to_thread(self._measured, request))
 
