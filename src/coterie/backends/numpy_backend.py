@@ -264,7 +264,7 @@ def _outer(down: Floats, up: Floats) -> Floats:
 
 
 def _threads_of_products() -> int:
-    """Threads of NumPy's matrix products: its library reads these settings as it is loaded, and else takes all cores."""
+    """Threads of NumPy's matrix products: its library reads these settings when loaded, else takes all cores."""
     for setting in ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS"):
         if (value := os.environ.get(setting, "")).isdecimal() and int(value) > 0:
             return int(value)

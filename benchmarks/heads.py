@@ -1,0 +1,158 @@
+"""One layer on several compute backends: against torch alone, against the ideal, with slowed backends, in whole steps.
+
+torch has one thread, PoCL one compute unit; numpy is there too, as a third backend that the scheduler should leave out
+(the paper's Figures 2 and 6). Everything that is compared alternates within one run. Layers are timed by the clock, on
+two free cores; whole steps on emulated devices, which count CPU seconds: a device's own, and those of the slowest of
+its backends wherever several work at once.
+"""
+
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("POCL_MAX_PTHREAD_COUNT", "1")
+
+from heads_layers import SHAPES, LayerBench, Timed
+from heads_steps import VARIANTS, StepBench
+from reporting import Report, parse_arguments
+
+SLOWED = (1, 2, 4, 10)
+ROWS, TOKENS = 8, 128
+
+
+def layers(report: Report, rounds: int, budget_s: float) -> dict[str, dict[str, Timed]]:
+    """Attention alone and whole layers of both shapes."""
+    found: dict[str, dict[str, Timed]] = {}
+    for shape in SHAPES:
+        with LayerBench(shape, ROWS, TOKENS, budget_s) as bench:
+            found[shape] = {part: bench.compare(part, rounds) for part in ("attention", "layer")}
+            report.note(f"{shape}: {bench.allocation_in_words}")
+    rows = [
+        (
+            f"{shape}, {part}",
+            timed.torch_s * 1e3,
+            timed.other_s * 1e3,
+            timed.split_s * 1e3,
+            timed.torch_s / timed.split_s,
+            timed.ideal_s / timed.split_s,
+        )
+        for shape, parts in found.items()
+        for part, timed in parts.items()
+    ]
+    columns = ("", "torch alone ms", "OpenCL alone ms", "shared ms", "times torch alone", "share of ideal")
+    report.table(f"forward and backward, {ROWS} rows of {TOKENS} tokens", columns, rows)
+    return found
+
+
+def slowed(report: Report, rounds: int, budget_s: float) -> dict[tuple[str, int], float]:
+    """Shared over the best single backend, with OpenCL made slower."""
+    found: dict[tuple[str, int], float] = {}
+    rows = []
+    for shape in SHAPES:
+        for factor in SLOWED:
+            with LayerBench(shape, ROWS, TOKENS, budget_s, slow_down=factor) as bench:
+                timed = bench.compare("layer", rounds)
+                found[shape, factor] = timed.split_s / min(timed.torch_s, timed.other_s)
+                seconds = (timed.torch_s, timed.other_s, timed.split_s)
+                rows.append((f"{shape}, {factor}x", *(s * 1e3 for s in seconds), found[shape, factor]))
+    columns = ("OpenCL slowed", "torch alone ms", "OpenCL alone ms", "shared ms", "over the best single")
+    report.table("whole layers with a slowed backend", columns, rows)
+    return found
+
+
+def steps(report: Report, folder: Path, batches: tuple[int, ...], rounds: int) -> StepBench:
+    """One device and three, with and without the scheduler."""
+    bench = StepBench(folder)
+    for _ in range(rounds):
+        for batch in batches:
+            for variant in VARIANTS:
+                bench.run(variant, batch)
+    rows = [
+        (batch, *(bench.seconds(variant, batch) for variant in VARIANTS), bench.scheduler(batch), bench.product(batch))
+        for batch in batches
+    ]
+    columns = ("batch", *(f"{variant} s" for variant in VARIANTS), "scheduler alone", "both over product")
+    report.table("seconds per step, MiniLM shape, emulated devices of a quarter of a core's speed", columns, rows)
+    return bench
+
+
+def plot(file: Path, found: dict[str, dict[str, Timed]], sweep: dict[tuple[str, int], float], bench: StepBench) -> None:
+    """All three as one PNG."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, (left, middle, right) = plt.subplots(1, 3, figsize=(14, 4))
+    names = [f"{shape}\n{part}" for shape, parts in found.items() for part in parts]
+    timed = [one for parts in found.values() for one in parts.values()]
+    width = 0.2
+    for offset, (label, seconds) in enumerate(
+        {
+            "torch alone": [one.torch_s for one in timed],
+            "OpenCL alone": [one.other_s for one in timed],
+            "shared": [one.split_s for one in timed],
+            "ideal": [one.ideal_s for one in timed],
+        }.items()
+    ):
+        left.bar([n + width * offset for n in range(len(names))], [s * 1e3 for s in seconds], width, label=label)
+    left.set_xticks([n + 1.5 * width for n in range(len(names))], names)
+    left.set_ylabel("ms")
+    left.legend()
+    for shape in SHAPES:
+        middle.plot(SLOWED, [sweep[shape, factor] for factor in SLOWED], marker="o", label=shape)
+    middle.axhline(1.05, linestyle=":", color="grey")
+    middle.set_xlabel("OpenCL slowed, times")
+    middle.set_ylabel("shared over the best single backend")
+    middle.legend()
+    for variant in VARIANTS:
+        right.plot(bench.batches, [bench.seconds(variant, batch) for batch in bench.batches], marker="o", label=variant)
+    right.set_xlabel("rows of a step")
+    right.set_ylabel("seconds per step")
+    right.legend()
+    figure.tight_layout()
+    figure.savefig(file, dpi=120)
+
+
+def main() -> int:
+    arguments = parse_arguments(
+        "Layers shared among compute backends against single backends, and whole training steps with and without.",
+        values=(("--plot", "FILE", "draw everything as a PNG"), ("--only", "PART", "layers, slowed or steps")),
+    )
+    rounds, batches, budget_s = (3, (4,), 2.0) if arguments.quick else (15, (1, 2, 4, 8, 16), 20.0)
+    report = Report(
+        "heads",
+        f"layers: random weights, {ROWS} rows of {TOKENS} tokens, dropout off, gradients of x and all weights, weights "
+        "sent anew each time, medians of alternating rounds; torch one thread, PoCL one compute unit, numpy present",
+        arguments,
+    )
+    wanted = {arguments.only} if arguments.only else {"layers", "slowed", "steps"}
+    found, sweep, bench = {}, {}, None
+    if "layers" in wanted:
+        found = layers(report, rounds, budget_s)
+        attention = {shape: parts["attention"] for shape, parts in found.items()}
+        speedups = {shape: one.torch_s / one.split_s for shape, one in attention.items()}
+        whole = [parts["layer"].torch_s / parts["layer"].split_s for parts in found.values()]
+        ideal = [one.ideal_s / one.split_s for parts in found.values() for one in parts.values()]
+        report.figure("attention_speedup", min(speedups.values()), at_least=1.6)
+        report.figure("attention_speedup_bert", speedups["bert-base"], at_least=1.75)
+        report.figure("layer_speedup", min(whole), at_least=1.55)
+        report.figure("share_of_ideal", min(ideal), at_least=0.85)
+    if "slowed" in wanted:
+        sweep = slowed(report, rounds, budget_s)
+        report.figure("worst_over_best_single", max(sweep.values()), at_most=1.05)
+    if "steps" in wanted:
+        with tempfile.TemporaryDirectory() as folder:
+            bench = steps(report, Path(folder), batches, 1 if arguments.quick else 2)
+        report.figure("step_speedup", min(bench.scheduler(batch) for batch in batches), at_least=1.3)
+        report.figure("pipeline_with_scheduler_over_product", min(map(bench.product, batches)), at_least=0.85)
+    if arguments.plot and found and sweep and bench is not None:
+        plot(Path(arguments.plot), found, sweep, bench)
+        report.note(f"plot: {arguments.plot}")
+    return report.finish()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

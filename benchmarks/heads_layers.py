@@ -1,0 +1,193 @@
+"""One layer as a stage of its own, three times: on torch alone, on OpenCL alone, and shared as the scheduler says."""
+
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Literal, NamedTuple, Self, TypeVar
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import increment_version
+from transformers import BertConfig
+
+from coterie.backends.backend import Backend, BackendInfo, Loaded, Saved
+from coterie.backends.catalog import find_backends
+from coterie.backends.shares import Array, Gradients, Inputs, Need, Outputs, Shape
+from coterie.heads.dealing import count_of
+from coterie.heads.install import install_split
+from coterie.heads.pool import BackendPool
+from coterie.heads.shapes import block_shapes
+from coterie.jobs.model_spec import ModelSpec
+from coterie.measure.backend_profile import ProfileSettings, profile_backends
+from coterie.measure.share_work import Conditions
+from coterie.measure.stand_in_weights import StandInWeights
+from coterie.models import RandomKey, StageModule, build_stage
+from coterie.planner.head_allocation import allocate
+from coterie.profiles.cache import ProfileCache
+from coterie.profiles.head_allocation import HeadAllocation, PartAllocation, PartShare
+from made_up import SHAPES as MADE_UP
+
+SHAPES = ("bert-base", "minilm")
+OTHER = "opencl"
+WARM_UP = 2
+
+_T = TypeVar("_T")
+
+Part = Literal["attention", "layer"]
+
+
+class Timed(NamedTuple):
+    """Median seconds of a forward and backward."""
+
+    torch_s: float
+    other_s: float
+    split_s: float
+
+    @property
+    def ideal_s(self) -> float:
+        """Both at work without any loss."""
+        return 1 / (1 / self.torch_s + 1 / self.other_s)
+
+
+class Slowed:
+    """A backend that sleeps after each call until it has taken `factor` times as long."""
+
+    def __init__(self, backend: Backend, factor: float) -> None:
+        self._backend = backend
+        self._factor = factor
+
+    @property
+    def info(self) -> BackendInfo:
+        return self._backend.info
+
+    def load(self, shape: Shape, weights: Mapping[str, Array]) -> Loaded:
+        return self._slowly(lambda: self._backend.load(shape, weights))
+
+    def forward(
+        self, loaded: Loaded, inputs: Inputs, *, inner: bool = False, keep: bool = True
+    ) -> tuple[Outputs, Saved]:
+        return self._slowly(lambda: self._backend.forward(loaded, inputs, inner=inner, keep=keep))
+
+    def backward(self, saved: Saved, gradient: Array, need: Need, *, inner_gradient: Array | None = None) -> Gradients:
+        return self._slowly(lambda: self._backend.backward(saved, gradient, need, inner_gradient=inner_gradient))
+
+    def close(self) -> None:
+        self._backend.close()
+
+    def _slowly(self, work: Callable[[], _T]) -> _T:
+        start_s = time.perf_counter()
+        result = work()
+        time.sleep((self._factor - 1) * (time.perf_counter() - start_s))
+        return result
+
+
+class LayerBench:
+    """Measures the backends, deals out, and times the three variants in turn.
+
+    Args:
+        shape: `bert-base` or `minilm`.
+        rows: B.
+        tokens: T.
+        budget_s: Seconds of measuring, for each backend and part.
+        slow_down: How many times as long OpenCL takes as it would.
+    """
+
+    def __init__(self, shape: str, rows: int, tokens: int, budget_s: float, *, slow_down: float = 1) -> None:
+        torch.set_num_threads(1)
+        self._folder = tempfile.TemporaryDirectory()
+        config = BertConfig(**MADE_UP[shape], attention_probs_dropout_prob=0.0, hidden_dropout_prob=0.0)
+        self._spec = ModelSpec(config_json=config.to_json_string(), auto_class="AutoModelForTokenClassification")
+        found = find_backends(1, ("torch", OTHER, "numpy"))
+        backends = [Slowed(one, slow_down) if one.info.name == OTHER else one for one in found.backends]
+        self._pool = BackendPool(backends)
+        draw = torch.Generator().manual_seed(0)
+        self._hidden = torch.randn(rows, tokens, config.hidden_size, generator=draw)
+        ids = torch.arange(rows * tokens).view(rows, tokens) % 1000
+        self._inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+        shapes = block_shapes(self._stage(None))
+        assert shapes.attention is not None
+        assert shapes.neurons is not None
+        # Kept nowhere: a slowed backend has the name and the driver of one that is not.
+        self._profiles = profile_backends(
+            self._pool,
+            shapes.attention,
+            shapes.neurons,
+            Conditions(rows=rows, tokens=tokens),
+            ProfileSettings(budget_s=budget_s, cache=ProfileCache(Path(self._folder.name))),
+        )
+        self.allocation = allocate(self._profiles)
+        alone = HeadAllocation(attention=_alone(count_of(shapes.attention)), neurons=_alone(count_of(shapes.neurons)))
+        self._stages = [self._stage(None), self._stage(alone), self._stage(self.allocation)]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._pool.close()
+        self._folder.cleanup()
+
+    @property
+    def allocation_in_words(self) -> str:
+        """Who gets what, and why somebody gets nothing."""
+        parts = {"heads": self.allocation.attention, "neurons": self.allocation.neurons}
+        words = []
+        for name, part in parts.items():
+            if part is not None:
+                shares = ", ".join(f"{share.backend} {share.count}" for share in part.shares)
+                left_out = "; ".join(f"{backend} left out: {why}" for backend, why in part.left_out.items())
+                words.append(f"{name}: {shares}" + (f" ({left_out})" if left_out else ""))
+        return ". ".join(words)
+
+    def compare(self, part: Part, rounds: int) -> Timed:
+        """Alternating, after a warm-up of each."""
+        seconds: list[list[float]] = [[], [], []]
+        for number in range(WARM_UP + rounds):
+            for stage, found in zip(self._stages, seconds, strict=True):
+                taken_s = self._once(stage, part)
+                if number >= WARM_UP:
+                    found.append(taken_s)
+        return Timed(*(statistics.median(found) for found in seconds))
+
+    def _stage(self, allocation: HeadAllocation | None) -> StageModule:
+        """One block; torch's own code computes what torch alone would get, as a worker has it."""
+        stage = build_stage(self._spec, 1, 2, StandInWeights(self._spec))
+        if allocation is not None:
+            parts = {"attention": allocation.attention, "neurons": allocation.neurons}
+            kept = {name: one for name, one in parts.items() if one is not None and _is_shared(one)}
+            report = install_split(stage, HeadAllocation(**kept), self._pool)
+            assert not report.unsplit, report.unsplit
+        return stage
+
+    def _once(self, stage: StageModule, part: Part) -> float:
+        hidden = self._hidden.clone().requires_grad_()
+        parameters = list(stage.trainable().values())
+        for parameter in parameters:
+            parameter.grad = None
+        increment_version(parameters)  # as after an optimizer step: weights are sent anew
+        start_s = time.perf_counter()
+        output = _attention(stage, hidden) if part == "attention" else self._layer(stage, hidden)
+        torch.autograd.backward(output, torch.ones_like(output))
+        return time.perf_counter() - start_s
+
+    def _layer(self, stage: StageModule, hidden: Tensor) -> Tensor:
+        return stage.forward(self._inputs, hidden, RandomKey(0, 0, 0))
+
+
+def _attention(stage: StageModule, hidden: Tensor) -> Tensor:
+    """A block's attention with its output projection, residual and norm."""
+    output: Tensor = stage.module.bert.encoder.layer[0].attention(hidden)[0]
+    return output
+
+
+def _alone(total: int) -> PartAllocation:
+    share = PartShare(backend=OTHER, count=total, predicted_s=1.0)
+    return PartAllocation(shares=(share,), predicted_s=1.0, best_single_s=1.0, best_single=OTHER)
+
+
+def _is_shared(part: PartAllocation) -> bool:
+    return {share.backend for share in part.shares} != {"torch"}
