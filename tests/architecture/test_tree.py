@@ -76,7 +76,7 @@ def test_every_lint_exception_is_justified(path):
 
 def imported_modules(statement: str) -> set[str]:
     program = f"{statement}\nimport sys\nprint(' '.join(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=200)
     return set(done.stdout.splitlines()[-1].split())
 
 
@@ -101,7 +101,7 @@ def test_deciding_needs_no_torch(package):
 def test_the_reference_pages_are_up_to_date():
     script = ROOT / "scripts" / "make_reference.py"
     done = subprocess.run(
-        [sys.executable, str(script), "--check"], capture_output=True, text=True, check=False, timeout=60
+        [sys.executable, str(script), "--check"], capture_output=True, text=True, check=False, timeout=200
     )
     assert done.returncode == 0, done.stderr
 

@@ -143,7 +143,7 @@ def killer():
 
     yield ask
     process.stdin.close()
-    assert process.wait(timeout=60) == 0
+    assert process.wait(timeout=200) == 0
     process.stdout.close()
 
 

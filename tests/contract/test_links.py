@@ -90,7 +90,7 @@ def test_no_frame_waits_for_the_next_one_whatever_its_size(carrier: str, pair: P
         async with pair(carrier) as (one, other):
             for step, size in enumerate(sizes):
                 await one.send(frame_of(size, step=step))
-                async with asyncio.timeout(10):
+                async with asyncio.timeout(30):
                     frame = await other.receive()
                 assert frame.header.step == step
                 assert bytes(frame.buffers[0]) == bytes([step]) * size

@@ -148,7 +148,7 @@ def make_recipe(model: Path, data: Path) -> MakeRecipe:
             "workers": 3,
             "host": "127.0.0.1",
             "heartbeat_s": 0.5,
-            "join_timeout_s": 40,
+            "join_timeout_s": 200,
         }
         merged = defaults | options
         merged.setdefault("min_workers", merged["workers"])
@@ -206,7 +206,7 @@ class ThreadedCluster:
     def wait(self) -> None:
         """Every worker must end by itself soon after the run."""
         for thread in self.threads:
-            thread.join(30)
+            thread.join(100)
             assert not thread.is_alive(), f"{thread.name} is still there"
 
     @property
@@ -242,7 +242,7 @@ class Command:
     def kill(self) -> tuple[str, str]:
         """Its output so far. A child that holds the pipes open must not keep us waiting."""
         self.process.kill()
-        return self.process.communicate(timeout=30)
+        return self.process.communicate(timeout=100)
 
 
 @pytest.fixture

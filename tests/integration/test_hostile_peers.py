@@ -56,7 +56,7 @@ async def hostile(link_text):
     outcomes = []
     for guest in HOSTILE:
         try:
-            async with asyncio.timeout(15):
+            async with asyncio.timeout(60):
                 outcomes.append(await guest(join))
         except TimeoutError:
             outcomes.append(f"{guest.__name__} was not turned away")

@@ -168,7 +168,7 @@ def test_texts_get_scores_by_adapters_on_a_decoder_without_a_pad_token(
     assert quality.metrics["spearman"] == pytest.approx(spearmanr(*zip(*known, strict=True)).statistic)
 
     there = cluster(*two_settings)
-    options = {"workers": 2, "min_workers": 2, "host": "127.0.0.1", "join_timeout_s": 40}
+    options = {"workers": 2, "min_workers": 2, "host": "127.0.0.1", "join_timeout_s": 200}
     over_workers = api.evaluate(result.model_folder, tmp_path / "test.csv", observer=there, **options)
     there.wait()
     assert len(over_workers.plan.stages) == 2

@@ -8,7 +8,7 @@ import pytest
 from coterie.transport.join_link import JoinLink
 from coterie.transport.server import FrameServer, PeerInfo, ServedLink
 
-TIME_S = 30.0
+TIME_S = 60.0
 
 
 @pytest.fixture(scope="session")

@@ -180,9 +180,7 @@ def test_closing_frees_the_port_at_once_though_peers_are_still_connected(bounded
             async with ClientSession() as session:
                 async with session.get(f"https://127.0.0.1:{port}/", ssl=False) as response:
                     await response.text()
-                begin = asyncio.get_running_loop().time()
-                await server.close()
-                assert asyncio.get_running_loop().time() - begin < 3
+                await server.close()  # `bounded` ends one that waits for its peers, as aiohttp does for a minute
             with pytest.raises(NetworkError):
                 await link.receive()
             await link.close()

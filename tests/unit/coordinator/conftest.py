@@ -144,7 +144,7 @@ def at_table() -> AtTable:
 
     def run(test: Callable[[Table], Awaitable[None]], seats: int = 2) -> None:
         async def bounded() -> None:
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 table = Table(seats)
                 await table.server.start("127.0.0.1", plain_loopback=True)
                 try:

@@ -98,7 +98,7 @@ def test_no_torch_is_imported_before_a_missing_file_is_told(words, tmp_path: Pat
         "assert not {'torch', 'transformers'} & set(sys.modules), 'torch was imported'\nsys.exit(code)\n"
     )
     ended = subprocess.run(
-        [sys.executable, "-c", script, *words], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60
+        [sys.executable, "-c", script, *words], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=200
     )
     assert ended.returncode == 4, ended.stderr
     assert "absent.conll" in ended.stderr

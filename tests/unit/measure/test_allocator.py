@@ -37,7 +37,7 @@ def kept_mib(prefix: str = "", environment: dict[str, str] | None = None) -> int
         [sys.executable, "-c", prefix + _FRAGMENT],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=200,
         check=True,
         env={**os.environ, **(environment or {})},
     )

@@ -37,7 +37,7 @@ spec = ModelSpec(config_json={spec.config_json!r}, auto_class={spec.auto_class!r
 cached_model_profile(spec, memory_tokens=8, typical_tokens=8, name="a", cache=ProfileCache(Path({str(tmp_path)!r})))
 assert "torch" not in sys.modules
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stderr
 
 

@@ -25,7 +25,7 @@ def touch(size: int) -> mmap.mmap:
 
 
 def run_python(code: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=200, check=False)
 
 
 def test_touched_memory_shows_in_the_resident_size() -> None:

@@ -1,26 +1,60 @@
-import time
-
 import pytest
 
+from coterie.measure import timing
 from coterie.measure.timing import Stopwatch, fit_line
 
 
-def spin(seconds: float) -> None:
-    end = time.thread_time() + seconds
-    while time.thread_time() < end:
-        pass
+class Clocks:
+    """Stands in for `time`: wall and CPU seconds of this thread, moved by the work that is timed."""
+
+    def __init__(self) -> None:
+        self.wall_s = self.cpu_s = 0.0
+
+    def perf_counter(self) -> float:
+        return self.wall_s
+
+    def thread_time(self) -> float:
+        return self.cpu_s
+
+    def compute(self) -> None:
+        self.wall_s += 2.0
+        self.cpu_s += 2.0
+
+    def wait(self) -> None:
+        self.wall_s += 3.0
 
 
-def test_a_throttled_device_is_timed_by_its_cpu_time_over_its_speed() -> None:
-    assert 0.08 <= Stopwatch(throttle_speed=0.25).seconds(lambda: spin(0.02)) < 0.3
+@pytest.fixture
+def clocks(monkeypatch: pytest.MonkeyPatch) -> Clocks:
+    clocks = Clocks()
+    monkeypatch.setattr(timing, "time", clocks)
+    return clocks
 
 
-def test_waiting_counts_on_a_free_device_and_not_on_a_throttled_one() -> None:
-    def wait() -> None:
-        time.sleep(0.2)
+def test_a_throttled_device_is_timed_by_its_cpu_time_over_its_speed(clocks: Clocks) -> None:
+    assert Stopwatch(throttle_speed=0.25).seconds(clocks.compute) == 8.0
 
-    assert Stopwatch().seconds(wait) >= 0.2
-    assert Stopwatch(throttle_speed=0.5).seconds(wait) < 0.2
+
+def test_what_backends_computed_meanwhile_counts_on_a_throttled_device(clocks: Clocks) -> None:
+    assert Stopwatch(throttle_speed=0.25, elsewhere_cpu_s=lambda: clocks.wall_s).seconds(clocks.compute) == 16.0
+
+
+def test_waiting_counts_on_a_free_device_and_not_on_a_throttled_one(clocks: Clocks) -> None:
+    assert Stopwatch().seconds(clocks.wait) == 3.0
+    assert Stopwatch(throttle_speed=0.5).seconds(clocks.wait) == 0.0
+
+
+def test_samples_are_taken_for_the_budget_of_cpu_seconds_and_fifteen_at_most(clocks: Clocks) -> None:
+    calls: list[int] = []
+
+    def work() -> None:
+        calls.append(1)
+        clocks.compute()
+
+    Stopwatch().median(work, budget_s=9.0)
+    assert len(calls) == 6  # one to warm up
+    Stopwatch().median(work, budget_s=1e6)
+    assert len(calls) == 6 + 16
 
 
 def test_the_median_ignores_the_warm_up_and_one_slow_call() -> None:

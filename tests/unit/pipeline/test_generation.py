@@ -124,7 +124,7 @@ class Pipeline:
 
     def end(self):
         for thread in self.threads:
-            thread.join(20)
+            thread.join(60)
             assert not thread.is_alive()
 
 

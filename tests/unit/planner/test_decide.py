@@ -1,7 +1,7 @@
 """Plans as a person would judge them: devices used by their speed, small ones named, one when one is enough."""
 
+import cProfile
 import random
-import time
 
 import msgspec
 import pytest
@@ -313,7 +313,7 @@ def test_a_better_device_never_makes_the_plan_worse(random_request, seed, number
         assert after.predicted_step_s <= before.predicted_step_s * 1.10
 
 
-def test_eight_different_devices_and_fifty_units_are_planned_in_about_a_second_of_computing(make_model, make_cluster):
+def test_eight_different_devices_and_fifty_units_are_planned_without_trying_most_orders(make_model, make_cluster):
     rng = random.Random(1)
     cluster = make_cluster(
         tuple(rng.uniform(0.3, 2) for _ in range(8)), tuple(rng.randint(300, 4000) for _ in range(8))
@@ -325,11 +325,11 @@ def test_eight_different_devices_and_fifty_units_are_planned_in_about_a_second_o
     request = PlanRequest(
         model=make_model(48), cluster=msgspec.structs.replace(cluster, links=links), batch_rows=16, micro_batches=8
     )
-    started = time.process_time()
-    plan = make_plan(request)
+    profile = cProfile.Profile()
+    plan = profile.runcall(make_plan, request)
     assert plan.units == 50
-    # 0.6 to 0.9 s alone on the machine this was written on; doubled because tests share it.
-    assert time.process_time() - started < 2.0
+    # It takes 377,082, well under a second's; a search that skips less takes many times as many.
+    assert sum(entry.callcount for entry in profile.getstats()) < 800_000
 
 
 def test_of_very_many_devices_the_fastest_and_the_roomiest_are_looked_at_and_the_others_named(make_model, make_cluster):

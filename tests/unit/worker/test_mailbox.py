@@ -40,7 +40,7 @@ def test_a_waiting_thread_gets_what_comes_later():
     thread.start()
     expected = frame(0)
     mailbox.put(("gradient", 0, 3), expected)
-    thread.join(10)
+    thread.join(60)
     assert got == [expected]
 
 
@@ -58,6 +58,6 @@ def test_a_failure_wakes_who_waits_and_who_comes_later():
     thread.start()
     mailbox.fail(NetworkError("the link broke"))
     mailbox.fail(NetworkError("a second reason"))
-    thread.join(10)
+    thread.join(60)
     wait()
     assert [error.message for error in errors] == ["the link broke", "the link broke"]

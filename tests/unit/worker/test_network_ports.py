@@ -97,7 +97,7 @@ class Stage:
         return Outbox(link, self.loop, limit_bytes=1 << 20)
 
     def do(self, work):
-        return asyncio.run_coroutine_threadsafe(work, self.loop).result(10)
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(60)
 
     def sent_to(self, target):
         return self.do(self.far[target].receive())
@@ -110,7 +110,7 @@ class Stage:
     def close(self):
         self.do(self._cancel())
         self.loop.call_soon_threadsafe(self.loop.stop)
-        self.thread.join(10)
+        self.thread.join(60)
         self.loop.close()
 
 
@@ -257,5 +257,5 @@ def test_a_stage_that_waits_is_woken_when_the_run_ends(make_stage):
     thread = threading.Thread(target=wait)
     thread.start()
     stage.mailbox.fail(NetworkError("over"))
-    thread.join(10)
+    thread.join(60)
     assert errors == ["over"]

@@ -34,7 +34,7 @@ class Loop:
         return Outbox(self.near, self.loop, limit_bytes=limit_bytes)
 
     def do(self, work):
-        return asyncio.run_coroutine_threadsafe(work, self.loop).result(10)
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(60)
 
     def receive(self):
         return self.do(self.far.receive()).header.step
@@ -46,7 +46,7 @@ class Loop:
     def close(self):
         self.do(self._stop())
         self.loop.call_soon_threadsafe(self.loop.stop)
-        self.thread.join(10)
+        self.thread.join(60)
         self.loop.close()
 
 
@@ -90,7 +90,7 @@ def test_posting_waits_while_too_much_is_unsent_and_goes_on_when_the_link_has_ta
     assert thread.is_alive()
     assert len(posted) < 8
     assert [loop.receive() for _ in range(8)] == list(range(8))
-    thread.join(10)
+    thread.join(60)
     assert posted == list(range(8))
 
 
@@ -115,7 +115,7 @@ def test_a_failure_wakes_the_thread_that_waits_and_refuses_what_comes_later(make
     thread.join(SHORT_S)
     assert thread.is_alive()
     loop.outbox.fail(NetworkError("the run is over"))
-    thread.join(10)
+    thread.join(60)
     post_until_it_fails()
     assert errors == ["the run is over", "the run is over"]
 
@@ -143,7 +143,7 @@ def test_waiting_until_all_is_sent_waits_for_a_slow_link(make_loop):
     assert not done.wait(SHORT_S)
     for _ in range(4):
         loop.receive()
-    assert done.wait(10)
+    assert done.wait(60)
 
 
 def test_waiting_until_all_is_sent_says_when_it_was_not(make_loop):

@@ -47,7 +47,7 @@ def between(test, hosts=("here", "here")):
     """Run `test(a, b)` with two devices that listen."""
 
     async def bounded():
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             devices = [Device(worker, host) for worker, host in zip((A, B), hosts, strict=True)]
             for device in devices:
                 await device.server.start("127.0.0.1")
