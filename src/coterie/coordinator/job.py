@@ -11,11 +11,11 @@ from coterie.config.recipe import Recipe
 from coterie.coordinator.preflight import read_options
 from coterie.coordinator.prompt_groups import Prompts
 from coterie.ids import RunId
-from coterie.jobs.model_folder import GGUF
 from coterie.jobs.model_spec import LoraSpec, ModelSpec
 from coterie.jobs.optimizer_spec import OptimizerSpec
 from coterie.measure.cached import cached_model_profile
 from coterie.models import Anatomy, FolderWeights, ModelSource, WeightStore, describe, make_model_spec, open_model
+from coterie.models.digest import weights_digest
 from coterie.models.packing import check_packing
 from coterie.profiles.cache import ProfileCache
 from coterie.profiles.model_profile import ModelProfile
@@ -134,7 +134,7 @@ def prepare_job(recipe: Recipe, run: RunId, tell: Callable[[str], None]) -> Job:
         optimizer=_optimizer(recipe, len(encoded["train"].rows)),
         model_profile=_profile(recipe, spec, encoded["train"], short_name(source.name)),
         data_digest=_data_digest(encoded["train"].rows),
-        base_digest=_base_digest(source),
+        base_digest=weights_digest(source),
         notes=(*tokenizer.notes, *new_layers),
         text_field=field_of_bare_texts(splits["train"].examples),
         pairs=are_pairs(splits["train"].examples),
@@ -253,19 +253,4 @@ def _data_digest(rows: Sequence[EncodedExample]) -> str:
         digest.update(row.labels.tobytes())
         if row.position_ids is not None:
             digest.update(row.position_ids.tobytes())
-    return digest.hexdigest()
-
-
-def _base_digest(source: ModelSource) -> str:
-    """Tells two sets of weights apart by size, beginning and end of each file: reading gigabytes would take minutes."""
-    digest = hashlib.sha256()
-    edge = 1 << 20
-    for path in [source.gguf_file] if source.gguf_file else sorted(source.folder.iterdir()):
-        if path.suffix in {".safetensors", ".bin", GGUF}:
-            with path.open("rb") as file:
-                size = path.stat().st_size
-                digest.update(f"{path.name} {size} ".encode())
-                digest.update(file.read(edge))
-                file.seek(max(size - edge, 0))
-                digest.update(file.read(edge))
     return digest.hexdigest()

@@ -1,4 +1,4 @@
-"""A folder that holds a trained model: a plain Hugging Face one, or a PEFT adapter beside its base model."""
+"""A folder that holds a trained model: a plain Hugging Face one, or an adapter or side network beside its base."""
 
 import json
 import math
@@ -11,8 +11,10 @@ import torch
 
 from coterie.errors import ModelError, UnsupportedModelError
 from coterie.jobs.model_spec import ModelSpec
+from coterie.jobs.side_folder import SIDE_CONFIG, TASK_LAYERS, SideConfig, read_side_config
 from coterie.models.adapters import is_transposed, module_of_magnitude
 from coterie.models.anatomy import describe
+from coterie.models.digest import weights_digest
 from coterie.models.skeleton import empty_model
 from coterie.models.source import ModelSource, open_model, read_config
 from coterie.models.weights import FolderWeights, WeightStore
@@ -32,39 +34,50 @@ class TrainedModel:
     Attributes:
         source: The model: the folder itself, or an adapter's base with the adapter's config (labels).
         adapter: The adapter's folder, if it is one.
+        side: The folder, if it holds a side network and layers trained beside it, and a reference to its backbone.
         tokenizer_folder: Where the tokenizer is: a folder or a GGUF file.
     """
 
     source: ModelSource
     adapter: Path | None
     tokenizer_folder: Path
+    side: Path | None = None
 
     def weights(self, spec: ModelSpec) -> WeightStore:
-        """All weights, adapters merged in.
+        """All weights, adapters merged in; a side network is none of them (see `coterie.sidetuning.inference`).
 
         Raises:
             ModelError: A layer was never trained and is in no file, or a file is damaged.
             UnsupportedModelError: The adapter is of a kind that is not merged here.
         """
         base = FolderWeights(self.source, spec)
-        saved = {} if self.adapter is None else _read_adapter(self.adapter)
-        lacking = [name for name in base.new_layers if _PREFIX + name not in saved]
+        if self.adapter is not None:
+            saved = _read_tensors(self.adapter / ADAPTER_FILE)
+        else:
+            saved = {} if self.side is None else _read_tensors(self.side / TASK_LAYERS)
+        prefix = "" if self.adapter is None else _PREFIX
+        lacking = [name for name in base.new_layers if prefix + name not in saved]
         if lacking:
             raise ModelError(
                 f"{self.source.name} holds no {lacking[0]}: it was not trained for this task",
                 hint="give the folder that a run exported (its `model` folder)",
             )
-        return base if self.adapter is None else AdapterWeights(base, spec, self.adapter, saved)
+        if self.adapter is not None:
+            return AdapterWeights(base, spec, self.adapter, saved)
+        return base if self.side is None else _replaced(base, spec, self.side, saved)
 
 
 def open_trained(name_or_folder: str | Path) -> TrainedModel:
     """Opens a trained model by folder, or by hub name (a plain model only).
 
     Raises:
-        ModelError: The folder, or the base model of an adapter, is absent or incomplete.
+        ModelError: The folder, or the base model of an adapter or a side network, is absent or incomplete.
         UnsupportedModelError: The model cannot be run here.
     """
     folder = Path(name_or_folder).expanduser()
+    side = read_side_config(folder)
+    if side is not None:
+        return _open_side(name_or_folder, folder, side)
     if not (folder / ADAPTER_CONFIG).is_file():
         source = open_model(name_or_folder)
         return TrainedModel(source=source, adapter=None, tokenizer_folder=source.path)
@@ -86,6 +99,56 @@ def open_trained(name_or_folder: str | Path) -> TrainedModel:
         adapter=folder,
         tokenizer_folder=folder if own_tokenizer else base.path,
     )
+
+
+def _open_side(name: str | Path, folder: Path, side: SideConfig) -> TrainedModel:
+    """A folder with a side network; what it was trained beside must be the same weights still."""
+    path = side.backbone_path(folder)
+    try:
+        base = open_model(path)
+    except ModelError as error:
+        raise ModelError(
+            f"the backbone of the side network {folder} is not there: {error.message}",
+            hint=f"put it back where it was, or name its place in {folder / SIDE_CONFIG}",
+        ) from error
+    if side.backbone_digest and weights_digest(base) != side.backbone_digest:
+        raise ModelError(
+            f"{path} holds other weights than those that the side network {folder} was trained beside",
+            hint="put the same weights back, or train again",
+        )
+    return TrainedModel(
+        source=ModelSource(
+            name=str(name), folder=base.folder, config=read_config(folder, str(folder)), gguf_file=base.gguf_file
+        ),
+        adapter=None,
+        tokenizer_folder=folder if (folder / "tokenizer_config.json").is_file() else base.path,
+        side=folder,
+    )
+
+
+def _replaced(base: WeightStore, spec: ModelSpec, folder: Path, tensors: Mapping[str, torch.Tensor]) -> WeightStore:
+    """A backbone's weights with the layers in their places that were trained beside it."""
+    strange = sorted(tensors.keys() - describe(spec).unit_of.keys())
+    if strange:
+        raise ModelError(
+            f"{folder / TASK_LAYERS} holds {strange[0]}, which the backbone does not have",
+            hint="side network and backbone do not belong together",
+        )
+    return ReplacedWeights(base, tensors)
+
+
+class ReplacedWeights:
+    """Weights of which some are replaced by others."""
+
+    def __init__(self, base: WeightStore, tensors: Mapping[str, torch.Tensor]) -> None:
+        self._base = base
+        self._tensors = tensors
+
+    def get(self, names: Iterable[str]) -> dict[str, torch.Tensor]:
+        """See `WeightStore.get`."""
+        wanted = list(names)
+        found = self._base.get([name for name in wanted if name not in self._tensors])
+        return found | {name: self._tensors[name].float() for name in wanted if name in self._tensors}
 
 
 class AdapterWeights:
@@ -188,12 +251,11 @@ def _refuse_unusual(settings: Mapping[str, Any], folder: Path) -> None:
         )
 
 
-def _read_adapter(folder: Path) -> dict[str, torch.Tensor]:
+def _read_tensors(path: Path) -> dict[str, torch.Tensor]:
     from safetensors import SafetensorError  # noqa: PLC0415 - loads with the first read
     from safetensors.torch import load_file  # noqa: PLC0415 - as above
 
-    path = folder / ADAPTER_FILE
     try:
         return load_file(path)
     except (SafetensorError, OSError) as error:
-        raise ModelError(f"{path} cannot be read: {error}", hint="export the adapter again") from error
+        raise ModelError(f"{path} cannot be read: {error}", hint="export it again") from error
