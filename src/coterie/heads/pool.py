@@ -147,7 +147,7 @@ class BackendPool:
     def run_forward(self, jobs: Sequence[PartJob]) -> list[tuple[Outputs, PartSaved]]:
         """Run all jobs at once; results in their order."""
         self._begin()
-        waiting = [self._submit(job.backend, self._forward, job) for job in jobs]
+        waiting = [self._submit(job.backend, self._forward, job, _is_finite_forward) for job in jobs]
         self._wait(waiting)
         return [self._forward_result(job, future) for job, future in zip(jobs, waiting, strict=True)]
 
@@ -164,7 +164,7 @@ class BackendPool:
         """
         calls = [(part, gradient, need, inner) for part, inner in zip(parts, inner_gradients, strict=True)]
         self._begin()
-        waiting = [self._submit(call[0].backend, self._backward, call) for call in calls]
+        waiting = [self._submit(call[0].backend, self._backward, call, _is_finite) for call in calls]
         self._wait(waiting)
         return [self._backward_result(call, future) for call, future in zip(calls, waiting, strict=True)]
 
@@ -206,17 +206,20 @@ class BackendPool:
         while dropped:
             dropped.popleft().release()
 
-    def _submit(self, name: str, work: Callable[[Backend, _T], _R], argument: _T) -> "Future[_R] | None":
-        """The work in a backend's thread, or None if it has been left out."""
+    def _submit(
+        self, name: str, work: Callable[[Backend, _T], _R], argument: _T, is_finite: Callable[[_R], bool]
+    ) -> "Future[tuple[_R, bool]] | None":
+        """The work in a backend's thread, with whether its result is finite; None if it has been left out."""
         backend = self._backends.get(name)
         if backend is None or name in self.bypassed:
             return None
 
-        def timed() -> _R:
+        def timed() -> tuple[_R, bool]:
             start_s, start_cpu_s = self._clock.now(), thread_time()
             try:
                 self._release_dropped(name)
-                return work(backend, argument)
+                result = work(backend, argument)
+                return result, is_finite(result)  # here, where the others need not wait for it
             finally:
                 busy_s = self._clock.now() - start_s
                 self._times[name] = JobTime(wall_s=busy_s, cpu_s=thread_time() - start_cpu_s)
@@ -234,16 +237,16 @@ class BackendPool:
         self._lead.end(self._times)
 
     def _forward_result(
-        self, job: PartJob, future: "Future[tuple[Outputs, PartSaved]] | None"
+        self, job: PartJob, future: "Future[tuple[tuple[Outputs, PartSaved], bool]] | None"
     ) -> tuple[Outputs, PartSaved]:
         if future is None:
             return self._forward_in_torch(job)
         try:
-            outputs, part = future.result()
+            (outputs, part), finite = future.result()
         except BackendError as error:
             self._bypass(job.backend, f"it failed: {error.message}")
             return self._forward_in_torch(job)
-        wrong = self._wrong(job, outputs)
+        wrong = self._wrong(job, outputs) if finite else "it gave numbers that are not finite"
         if not wrong:
             return outputs, part
         self.drop([part])  # memory on a backend is released in its own thread
@@ -253,17 +256,17 @@ class BackendPool:
         return right, saved
 
     def _backward_result(
-        self, call: tuple[PartSaved, Array, Need, Array | None], future: "Future[Gradients] | None"
+        self, call: tuple[PartSaved, Array, Need, Array | None], future: "Future[tuple[Gradients, bool]] | None"
     ) -> Gradients:
         part = call[0]
         reason = ""
         if future is not None:
             try:
-                grads = future.result()
+                grads, finite = future.result()
             except BackendError as error:
                 reason = f"it failed: {error.message}"
             else:
-                if _is_finite(grads):
+                if finite:
                     return grads
                 reason = "a gradient of it is not finite"
         if part.backend == _REPEATED:
@@ -277,8 +280,6 @@ class BackendPool:
 
     def _wrong(self, job: PartJob, outputs: Outputs) -> str:
         """What is wrong with a result, or nothing."""
-        if not np.isfinite(outputs.y).all():
-            return "it gave numbers that are not finite"
         self._forwards[job.backend] += 1
         forwards = self._forwards[job.backend]
         if forwards % VERIFY_EVERY or job.backend == PROCESSOR:
@@ -351,6 +352,10 @@ class BackendPool:
 
 _REPEATED = ""
 """In place of a backend's name: computed by the pool's own torch."""
+
+
+def _is_finite_forward(result: tuple[Outputs, PartSaved]) -> bool:
+    return bool(np.isfinite(result[0].y).all())
 
 
 def _is_finite(grads: Gradients) -> bool:
