@@ -9,11 +9,14 @@ from typing import Final
 
 import msgspec
 
+from coterie.cluster.message import Message
+from coterie.cluster.side_messages import SideMessage, SideStage
 from coterie.errors import ProtocolError
 from coterie.ids import COORDINATOR, RunId, WorkerId
 from coterie.jobs.generation_spec import GenerationSpec
 from coterie.jobs.model_spec import ModelSpec
 from coterie.jobs.optimizer_spec import OptimizerSpec
+from coterie.jobs.roles import WorkerRole
 from coterie.planner.plan import Plan
 from coterie.profiles.cluster_profile import DeviceProfile, DeviceType, LinkProfile
 from coterie.profiles.model_profile import ModelProfile
@@ -54,10 +57,6 @@ PREDICTIONS: Final = "predictions"
 """Last worker to coordinator: what the task reads from the logits, or in a generation each row's next token."""
 
 
-class Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag=True):
-    """Base of the union; its subclasses' names are the tags."""
-
-
 class Hello(Message, frozen=True, kw_only=True):
     """Worker's first words: who it is, with the token of the join link."""
 
@@ -73,6 +72,7 @@ class Hello(Message, frozen=True, kw_only=True):
     port: int
     fingerprint: str
     unix_path: str = ""
+    role: WorkerRole = "device"
 
 
 class Welcome(Message, frozen=True, kw_only=True):
@@ -141,6 +141,7 @@ class Assign(Message, frozen=True, kw_only=True):
         gradient_below: Some parameter of an earlier stage is trained, so this stage must send gradients down.
         tied_peer: The worker that holds the other end of a trained tied matrix; empty if none.
         resumed_step: Optimizer steps done before; the state of trained units comes with their weights.
+        side: Set in a side-tuning run: the stage runs forward only, and sends activations.
     """
 
     run: RunId
@@ -152,6 +153,7 @@ class Assign(Message, frozen=True, kw_only=True):
     gradient_below: bool
     tied_peer: WorkerId
     resumed_step: int = 0
+    side: SideStage | None = None
 
 
 class PeerHello(Message, frozen=True, kw_only=True):
@@ -204,12 +206,13 @@ class GenerationBody(Message, frozen=True, kw_only=True):
 
 
 class BatchBody(Message, frozen=True, kw_only=True):
-    """What a micro-batch's tensors do not say."""
+    """What a micro-batch's tensors do not say; `split` is told in side-tuning runs, which collect all of them."""
 
     rows: int
     step_loss_tokens: int
     micro_batch_loss_tokens: int
     samples_seen: int
+    split: str = ""
 
 
 class UnitBody(Message, frozen=True, kw_only=True):
@@ -250,8 +253,8 @@ class StepDone(Message, frozen=True, kw_only=True):
     peak_bytes: int
     sent_next_bytes: int
     sent_previous_bytes: int
-    backend_busy_s: dict[str, float] = {}
-    backends_left_out: dict[str, str] = {}
+    backend_busy_s: dict[str, float] = msgspec.field(default_factory=dict)
+    backends_left_out: dict[str, str] = msgspec.field(default_factory=dict)
 
 
 class NormPart(Message, frozen=True, kw_only=True):
@@ -338,6 +341,7 @@ AnyMessage = (
     | Failed
     | Stop
     | Goodbye
+    | SideMessage
 )
 
 _ENCODER = msgspec.msgpack.Encoder()

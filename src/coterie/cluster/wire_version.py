@@ -2,5 +2,5 @@
 
 from typing import Final
 
-WIRE_VERSION: Final = 2
+WIRE_VERSION: Final = 3
 """Raised with every change of `coterie.cluster.messages` that an older peer would misread."""

@@ -3,9 +3,9 @@
 import itertools
 from collections.abc import Iterator, Mapping
 
-import msgspec
-
+from coterie.config.contradiction import Contradiction
 from coterie.config.recipe import DataSection, GenerateSection, Recipe, TaskName, TrainSection
+from coterie.config.side_checks import side_contradictions
 from coterie.units import counted, parse_memory
 
 TASKS_WITH: Mapping[str, tuple[TaskName, ...]] = {
@@ -20,14 +20,6 @@ TASKS_WITH: Mapping[str, tuple[TaskName, ...]] = {
 _WRITING: tuple[TaskName, ...] = ("causal-lm", "summarization")
 
 
-class Contradiction(msgspec.Struct, frozen=True, kw_only=True):
-    """What is wrong, at which key; `others` are further keys that the sentence relies on."""
-
-    key: str
-    text: str
-    others: tuple[str, ...] = ()
-
-
 def contradictions(recipe: Recipe) -> Iterator[Contradiction]:
     """Everything contradictory in `recipe`. A written-out default never is: a run's own recipe has them all."""
     yield from _data(recipe.data)
@@ -36,6 +28,7 @@ def contradictions(recipe: Recipe) -> Iterator[Contradiction]:
     yield from _batches(recipe.train)
     yield from _devices(recipe)
     yield from _local_workers(recipe)
+    yield from side_contradictions(recipe)
     if recipe.cluster.heartbeat_timeout_s <= recipe.cluster.heartbeat_s:
         yield Contradiction(
             key="cluster.heartbeat_timeout_s",

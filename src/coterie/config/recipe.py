@@ -10,7 +10,9 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from coterie.config.side_section import SideSection
 from coterie.jobs.model_spec import FrozenDtype, LoraVariant, TrainableMethod
+from coterie.jobs.roles import WorkerRole
 from coterie.profiles.cluster_profile import DeviceType
 from coterie.units import parse_bytes
 
@@ -21,6 +23,7 @@ Objective = Literal["time", "memory"]
 Allocator = Literal["auto", "default", "tight"]
 ComputeDtype = Literal["float32", "bfloat16"]
 TrainSchedule = Literal["flush", "gpipe", "stash", "2bw"]
+TrainMode = Literal["pipeline", "side"]
 
 # msgspec wants a range on the number itself, not on "number or nothing".
 PositiveInt = Annotated[int, Meta(ge=1)]
@@ -124,6 +127,13 @@ class DataSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 class TrainSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How the parameters are trained."""
 
+    mode: Annotated[
+        TrainMode,
+        Meta(
+            description="Train parameters of the model itself over a `pipeline` of devices, or a network beside it "
+            "(`side`): devices run the frozen model forward once, a server trains on what they send it."
+        ),
+    ] = "pipeline"
     method: Annotated[
         TrainableMethod,
         Meta(
@@ -284,6 +294,13 @@ class LocalWorker(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             "shared.",
         ),
     ] = "torch"
+    role: Annotated[
+        WorkerRole,
+        Meta(
+            description="`device`: runs layers of the model. `server`: the one that trains the side network of "
+            '`mode = "side"`.'
+        ),
+    ] = "device"
 
     @property
     def memory_bytes(self) -> int | None:
@@ -305,7 +322,7 @@ class ClusterSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         tuple[LocalWorker, ...],
         Meta(
             description="Workers that are started on this machine, each with `name`, `memory`, `speed`, `threads`, "
-            "`device` and `backends`, none of them required. As a flag, once per worker: "
+            "`device`, `backends` and `role`, none of them required. As a flag, once per worker: "
             "`--local-worker memory=800MiB,speed=0.5`.",
             extra={"flag": "local-worker"},
         ),
@@ -366,6 +383,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     model: ModelSection
     data: DataSection
     train: TrainSection = TrainSection()
+    side: SideSection = SideSection()
     plan: PlanSection = PlanSection()
     run: RunSection = RunSection()
     generate: GenerateSection = GenerateSection()

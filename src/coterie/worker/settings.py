@@ -1,7 +1,10 @@
 """What the owner of a device decides about its worker."""
 
+from pathlib import Path
+
 import msgspec
 
+from coterie.jobs.roles import WorkerRole
 from coterie.profiles.cluster_profile import DeviceType
 from coterie.profiles.head_allocation import HeadAllocation
 
@@ -19,6 +22,8 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
         direct_links: Listen for the stage before this one; off, everything goes through the coordinator.
         measure_again: Do not use what an earlier run has measured of this device.
         backends: Compute backends to share each layer among, by name; `auto`: all there are. Torch alone: no sharing.
+        role: Runs layers of the model, or is the server that trains a side network.
+        cache_folder: Where a server keeps activations and its state; None: in memory, gone when it ends.
         allocation: Who computes which heads and neurons; None: whatever is fastest (for comparisons, as cuts are).
     """
 
@@ -31,6 +36,8 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     direct_links: bool = True
     measure_again: bool = False
     backends: tuple[str, ...] = ("torch",)
+    role: WorkerRole = "device"
+    cache_folder: Path | None = None
     allocation: HeadAllocation | None = None
 
     @property
