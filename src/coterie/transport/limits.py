@@ -23,10 +23,13 @@ ITEM_BYTES = {
 """Bytes of one element of every dtype that may cross a link."""
 
 LOSSY_DTYPES = frozenset({"float32", "float16", "bfloat16"})
-"""The dtypes that the codecs `fp16` and `int8` accept."""
+"""The dtypes that the codecs `fp16`, `int8` and `int4` accept."""
 
 SCALE_BYTES = 4
-"""`fp16` sends one float32 scale per tensor, `int8` one per row, before the elements."""
+"""`fp16` sends one float32 scale per tensor, `int8` one per row, `int4` one per group, before the elements."""
+
+GROUP_ELEMENTS = 64
+"""`int4` gives this many neighbours in a row one scale; the last group of a row may be shorter."""
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,20 +67,38 @@ def wire_bytes(dtype: str, shape: tuple[int, ...], codec: str) -> int:
     elements = math.prod(shape)
     if codec == "raw":
         return elements * ITEM_BYTES[dtype]
-    if codec not in ("fp16", "int8"):
-        raise ProtocolError(f"codec {codec!r} is not known; known are raw, fp16, int8")
+    if codec not in {"fp16", "int8", "int4"}:
+        raise ProtocolError(f"codec {codec!r} is not known; known are raw, fp16, int8, int4")
     if dtype not in LOSSY_DTYPES:
         raise ProtocolError(
             f"codec {codec} takes {', '.join(sorted(LOSSY_DTYPES))}, not {dtype}", hint="send this tensor raw"
         )
     if codec == "fp16":
         return SCALE_BYTES + 2 * elements
-    return SCALE_BYTES * row_count(shape) + elements
+    if codec == "int8":
+        return SCALE_BYTES * row_count(shape) + elements
+    width = row_width(shape)
+    return row_count(shape) * (SCALE_BYTES * group_count(width) + packed_bytes(width))
 
 
 def row_count(shape: tuple[int, ...]) -> int:
     """Rows of a tensor [..., D]: the vectors along its last dimension; a scalar is one row."""
     return math.prod(shape[:-1]) if math.prod(shape) else 0
+
+
+def row_width(shape: tuple[int, ...]) -> int:
+    """Elements of one row of a tensor [..., D]; a scalar is a row of one."""
+    return shape[-1] if shape else 1
+
+
+def group_count(width: int) -> int:
+    """Groups of a row of `width` elements under `int4`."""
+    return -(-width // GROUP_ELEMENTS)
+
+
+def packed_bytes(width: int) -> int:
+    """Bytes of a row of `width` elements of four bits; an odd last one has a byte to itself."""
+    return -(-width // 2)
 
 
 def check_preamble(header_bytes: int, payload_bytes: int, limits: Limits) -> None:

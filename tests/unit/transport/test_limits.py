@@ -19,6 +19,10 @@ def test_sizes_on_the_wire_follow_from_dtype_shape_and_codec() -> None:
     assert wire_bytes("float32", (2, 3), "fp16") == 4 + 12
     assert wire_bytes("float32", (2, 3), "int8") == 2 * 4 + 6
     assert wire_bytes("float32", (0, 3), "int8") == 0
+    assert wire_bytes("float32", (2, 128), "int4") == 2 * (2 * 4 + 64)
+    assert wire_bytes("float16", (2, 65), "int4") == 2 * (2 * 4 + 33)
+    assert wire_bytes("float32", (), "int4") == 4 + 1
+    assert wire_bytes("float32", (3, 0), "int4") == 0
 
 
 @pytest.mark.parametrize(
@@ -32,6 +36,8 @@ def test_sizes_on_the_wire_follow_from_dtype_shape_and_codec() -> None:
         ({"nbytes": -24}, "announced"),
         ({"codec": "zip"}, "codec 'zip' is not known"),
         ({"codec": "int8", "dtype": "int64", "nbytes": 14}, "codec int8 takes"),
+        ({"codec": "int4", "dtype": "int64", "nbytes": 12}, "codec int4 takes"),
+        ({"codec": "int4", "nbytes": 11}, "11 bytes announced, but float32 \\(2, 3\\) as int4 takes 12"),
         ({"shape": (2**40, 2**40), "nbytes": 2**82}, "at most 4.00 GiB"),
     ],
 )
