@@ -131,7 +131,11 @@ def put(slots: Slots, parameters: Mapping[str, nn.Parameter]) -> None:
 
 
 class BlockPatch:
-    """A block's forward that seeds its randomness, is recomputed when asked, and stands at the stage's borders."""
+    """A block's forward that seeds its randomness, is recomputed when asked, and stands at the stage's borders.
+
+    Attributes:
+        watch: Is shown the block's result [B,T,D] in every forward, if it is set.
+    """
 
     def __init__(self, block: nn.Module, unit: int, stage: "Borders", device: torch.device) -> None:
         """Wraps the forward that `block` has now."""
@@ -143,6 +147,7 @@ class BlockPatch:
         self._output_unit = stage.unit_count - 1
         self._ends = unit == self._output_unit - 1
         self._is_trained = any(parameter.requires_grad for parameter in block.parameters())
+        self.watch: Callable[[torch.Tensor], None] | None = None
 
     def __call__(self, *args: object, **kwargs: object) -> object:
         """Runs the block; its first argument is replaced where the stage begins with it."""
@@ -160,6 +165,8 @@ class BlockPatch:
         # Below everything that is trained there is no backward, and so nothing to recompute.
         has_backward = torch.is_grad_enabled() and (self._is_trained or hidden_argument(args, kwargs).requires_grad)
         output = _recomputed(seeded, args, kwargs) if call.recompute and has_backward else seeded(*args, **kwargs)
+        if self.watch is not None:
+            self.watch(hidden_result(output))
         if self._ends and not self._stage.is_last:
             raise ReachedExit(hidden_result(output))
         if self._ends:
