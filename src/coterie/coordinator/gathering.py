@@ -14,7 +14,7 @@ _Answer = TypeVar("_Answer", bound=Message)
 
 
 async def measure_cluster(members: Members, request: ProfileRequest, observer: RunObserver) -> ClusterProfile:
-    """Profiles of all devices and of the links between them.
+    """Profiles of all devices and of the links between them, and to the server if there is one.
 
     A pair of workers without a direct link is left out of `links`: its frames go through the coordinator.
 
@@ -22,8 +22,9 @@ async def measure_cluster(members: Members, request: ProfileRequest, observer: R
         CoterieError: A worker failed or left.
     """
     # In the order of their names: who dials first must not decide which device gets which of the recipe's own cuts.
-    joined = sorted(members.by_id.values(), key=lambda member: member.hello.name)
+    joined = sorted(members.with_role("device"), key=lambda member: member.hello.name)
     devices: list[DeviceProfile] = []
+    servers = members.with_role("server")
     for member in joined:
         name = member.hello.name
         observer.notice(f"measuring {name} ({TAKES})")
@@ -32,7 +33,8 @@ async def measure_cluster(members: Members, request: ProfileRequest, observer: R
         if answer.age_s:
             observer.notice(kept_note(name, answer.profile, answer.age_s))
         devices.append(answer.profile)
-    links = await _measure_links(members, joined, observer) if len(joined) > 1 else ()
+    # A server comes last: devices dial it.
+    links = await _measure_links(members, [*joined, *servers], observer) if len(joined) + len(servers) > 1 else ()
     return ClusterProfile(devices=tuple(devices), links=links)
 
 

@@ -1,7 +1,7 @@
 """Who has joined: the door (hello, token, version), one reader per worker, relaying between workers, silence."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from coterie import __version__
 from coterie.clock import Clock
@@ -23,6 +23,7 @@ from coterie.cluster.messages import (
     control,
     unpack,
 )
+from coterie.cluster.side_messages import TAPS
 from coterie.cluster.wire_version import WIRE_VERSION
 from coterie.errors import (
     CoterieError,
@@ -34,6 +35,7 @@ from coterie.errors import (
     error_from_slug,
 )
 from coterie.ids import COORDINATOR, RunId, WorkerId
+from coterie.jobs.roles import WorkerRole
 from coterie.logs import get_logger
 from coterie.transport.frame import Frame
 from coterie.transport.join_link import JoinTokens
@@ -47,7 +49,7 @@ JOIN_POLL_S = 0.05
 NEWS_S = 0.5
 
 
-_RELAYED_KINDS = (HIDDEN, GRADIENT, DONE, TIED)
+_RELAYED_KINDS = (HIDDEN, GRADIENT, DONE, TIED, TAPS)
 """What workers say to each other: a worker cannot pass its own words off as the coordinator's."""
 
 
@@ -97,12 +99,21 @@ class Members:
         heartbeat_s: Seconds between signs of life, in both directions. A worker that computes still sends them: they
             come from its network thread.
         silence_limit_s: Silence after which a worker counts as lost.
+        seats: How many workers of each role there is room for; a role that is not named has none.
     """
 
     def __init__(
-        self, run: RunId, tokens: JoinTokens, clock: Clock, *, heartbeat_s: float, silence_limit_s: float
+        self,
+        run: RunId,
+        tokens: JoinTokens,
+        clock: Clock,
+        *,
+        heartbeat_s: float,
+        silence_limit_s: float,
+        seats: Mapping[WorkerRole, int] | None = None,
     ) -> None:
         self.run = run
+        self._seats = seats
         self._tokens = tokens
         self._clock = clock
         self._heartbeat_s = heartbeat_s
@@ -138,12 +149,29 @@ class Members:
                 hint="install the same version of coterie on both machines",
             )
         self._tokens.redeem(hello.token)
+        if self._seats is not None:
+            self._check_seat(hello, self._seats.get(hello.role, 0))
         link.accept()
         worker = self._fresh_id(hello.name)
         member = Member(worker, hello, link)
         self.by_id[worker] = member
         self._state = apply(self._state, Joined(worker=worker, at_s=self._clock.now()))
         return member
+
+    def _check_seat(self, hello: Hello, seats: int) -> None:
+        """One server in a run of side-tuning, none in others; and a device must not take the server's place."""
+        taken = len(self.with_role(hello.role))
+        if taken < seats:
+            return
+        self._tokens.give_back(hello.token)
+        raise JoinRefusedError(
+            f"{hello.name} came as a {hello.role}, and this run has room for {counted(seats, hello.role)}",
+            hint="a server joins a side-tuning run by `coterie worker LINK --role server`, every other worker without",
+        )
+
+    def with_role(self, role: WorkerRole) -> list["Member"]:
+        """Those that are in and play this role."""
+        return [member for member in self.by_id.values() if member.hello.role == role]
 
     def _fresh_id(self, name: str) -> WorkerId:
         """The device's name, with a number where two devices share one."""
@@ -297,6 +325,13 @@ class Members:
                 await member.link.send(control(Heartbeat(), target=member.worker))
         except (CoterieError, TimeoutError):
             log.debug("no heartbeat to %s: its reader will say why", member.worker)
+
+    async def release(self, member: Member, message: Message) -> None:
+        """Let one worker go whose part is done; from here on the run does without it."""
+        member.is_gone = True
+        self.by_id.pop(member.worker, None)
+        self._state = apply(self._state, Left(worker=member.worker))
+        await _tell(member, message)
 
     async def dismiss(self, message: Message) -> None:
         """Tell every worker goodbye with `message`; workers that are gone are skipped."""

@@ -21,6 +21,7 @@ from coterie.coordinator.stopping import StopRequests
 from coterie.errors import CoterieError, InterruptedRunError, ProtocolError, WorkerLostError
 from coterie.ids import WorkerId
 from coterie.jobs.model_spec import ModelSpec
+from coterie.jobs.roles import WorkerRole
 from coterie.metrics.records import FaultRecord
 from coterie.planner.plan import Plan
 from coterie.profiles.cluster_profile import ClusterProfile
@@ -46,6 +47,7 @@ class Session:
             self.clock,
             heartbeat_s=self._cluster.heartbeat_s,
             silence_limit_s=self._cluster.heartbeat_timeout_s,
+            seats=_seats(job),
         )
         self.members.on_left = lambda member, error: observer.notice(
             f"{member.hello.name} left before the run began, its place is free again: {error.message}"
@@ -176,6 +178,12 @@ def slow_in_bfloat16(cluster: ClusterProfile, spec: ModelSpec) -> tuple[str, ...
         for device in cluster.devices
         if device.bfloat16_speed < 1
     )
+
+
+def _seats(job: Job) -> dict[WorkerRole, int]:
+    """How many devices and servers take part."""
+    servers = 1 if job.recipe.train.mode == "side" else 0
+    return {"device": job.recipe.cluster.workers_expected - servers, "server": servers}
 
 
 def _front_page() -> web.Application:
