@@ -55,13 +55,30 @@ class SideNetwork(nn.Module):
             (N, D).
         """
         assert taps.shape[1] == len(self.layers), f"{taps.shape[1]} layers where {len(self.layers)} are tapped"
-        state = taps[:, 0]
+        state = None
         for index, layer in enumerate(self.layers):
-            name = str(layer)
-            if index:
-                gate = torch.sigmoid(self.gates[name] / self._temperature)
-                state = torch.lerp(taps[:, index], state, gate)
-            state = state + self.up[name](functional.gelu(self.down[name](self.norms[name](state))))
+            state = self.climb(layer, state, taps[:, index])
+        assert state is not None
+        return self.result(state)
+
+    def climb(self, layer: int, state: Tensor | None, hidden: Tensor) -> Tensor:
+        """One rung: the state after a layer.
+
+        Args:
+            layer: The layer.
+            state: After the layer below, of the shape of `hidden`; None for the lowest.
+            hidden: The layer's activations, (..., D).
+        """
+        name = str(layer)
+        if state is not None:
+            gate = torch.sigmoid(self.gates[name] / self._temperature)
+            hidden = torch.lerp(hidden, state, gate)
+        narrow = self.down[name](self.norms[name](hidden))
+        risen: Tensor = hidden + self.up[name](functional.gelu(narrow))
+        return risen
+
+    def result(self, state: Tensor) -> Tensor:
+        """What is added to the last layer's hidden states: the state after it, (..., D), through the last gate."""
         return state * (self.output_gate / self._temperature)
 
 
