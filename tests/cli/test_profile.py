@@ -17,10 +17,11 @@ def test_json_holds_timings_of_every_count_and_an_allocation_that_adds_up(answer
     assert all(error < 1e-4 for error in found["errors"].values())
     profile = found["profile"]
     assert (profile["groups"], profile["neurons"], profile["rows"], profile["tokens"]) == (2, 24, 1, 4)
-    torch_profile = profile["backends"][0]
-    assert [timing["count"] for timing in torch_profile["attention"]] == [1, 2]
-    assert torch_profile["neurons"][-1]["count"] == 24
-    assert all(timing["seconds"] > 0 for timing in (*torch_profile["attention"], *torch_profile["neurons"]))
+    # On a busy machine either may look hopelessly slow; the fastest is always measured with every count.
+    heads = [[timing["count"] for timing in backend["attention"]] for backend in profile["backends"]]
+    assert [1, 2] in heads
+    assert 24 in [backend["neurons"][-1]["count"] for backend in profile["backends"]]
+    assert all(t["seconds"] > 0 for backend in profile["backends"] for t in backend["attention"] + backend["neurons"])
     for part, total in (("attention", 2), ("neurons", 24)):
         allocation = found["allocation"][part]
         assert sum(share["count"] for share in allocation["shares"]) == total

@@ -17,6 +17,7 @@ class BackendInfo(msgspec.Struct, frozen=True, kw_only=True):
         kind: What sort of device that is.
         driver: Library and driver with their versions.
         threads: Compute threads it takes of the processor; 0 if it takes none, or if nobody knows.
+        weight_copies: How often it holds a share's weights in this process's memory, beside the arrays it is given.
     """
 
     name: str
@@ -24,6 +25,7 @@ class BackendInfo(msgspec.Struct, frozen=True, kw_only=True):
     kind: Literal["cpu", "gpu", "accelerator"]
     driver: str
     threads: int = 0
+    weight_copies: int = 0
 
 
 class Loaded(Protocol):

@@ -140,7 +140,8 @@ class ChildProcessBackend:
         hello = self._reply("start", START_S)
         if hello.info is None:
             raise BackendError(hello.error or f"the process of {self._name} did not say where it computes")
-        return msgspec.structs.replace(hello.info, driver=f"{hello.info.driver}, in a process of its own")
+        driver = f"{hello.info.driver}, in a process of its own"
+        return msgspec.structs.replace(hello.info, driver=driver, weight_copies=1)  # in memory that both share
 
     def load(self, shape: Shape, weights: Mapping[str, Array]) -> _Loaded:
         """See `Backend.load`; copied into shared memory, once."""

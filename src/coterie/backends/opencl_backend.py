@@ -89,6 +89,7 @@ class OpenCLEngine:
             kind="cpu" if self._is_cpu else "gpu" if device.type & cl.device_type.GPU else "accelerator",
             driver=f"pyopencl {cl.VERSION_TEXT}, {device.platform.name} {device.driver_version}",
             threads=units if self._is_cpu else 0,
+            weight_copies=2 if self._is_cpu else 0,  # packed in both orders
         )
         self._device = device
         self._shares_memory = self._is_cpu and bool(device.host_unified_memory)

@@ -84,6 +84,7 @@ class WebGPUEngine:
             threads=int(os.environ["LP_NUM_THREADS"])
             if is_cpu and os.environ.get("LP_NUM_THREADS", "").isdigit()
             else 0,
+            weight_copies=1 if is_cpu else 0,
         )
         with _driver_errors(name):
             # What is granted unasked are 128 MiB a binding; a layer's probabilities may be more.

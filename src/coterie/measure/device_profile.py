@@ -17,7 +17,7 @@ from coterie.measure.stand_in_weights import StandInWeights
 from coterie.measure.timing import Stopwatch, fit_line
 from coterie.measure.unit_cost import example_inputs, run_backward, run_forward
 from coterie.models import StageModule, build_stage, describe
-from coterie.profiles.cluster_profile import DeviceProfile, DeviceType, UnitTiming
+from coterie.profiles.cluster_profile import DeviceProfile, DeviceType, SharedMemory, UnitTiming
 from coterie.profiles.head_allocation import HeadAllocation
 from coterie.profiles.model_profile import LayerProfile, ModelProfile
 from coterie.units import format_seconds
@@ -32,6 +32,11 @@ class Sharing(Protocol):
     @property
     def allocation(self) -> HeadAllocation:
         """Who would compute what."""
+        ...
+
+    @property
+    def memory(self) -> SharedMemory:
+        """What each shared block takes more."""
         ...
 
     def install(self, stage: StageModule) -> bool:
@@ -118,6 +123,8 @@ def profile_device(  # noqa: PLR0913 - plain facts about one device, each named 
         threads=threads,
         timings=tuple(one.shared if is_shared and one.shared is not None else one.alone for one in timings),
         allocation=sharing.allocation if sharing is not None and is_shared else None,
+        # Copies lie in the processor's memory, which no accelerator's budget is about.
+        shared_memory=sharing.memory if sharing is not None and is_shared and device_type == "cpu" else SharedMemory(),
         backend_notes=notes,
         flops_per_s=flops_per_s,
         update_bytes_per_s=update_bytes_per_s,

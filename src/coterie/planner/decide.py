@@ -99,6 +99,7 @@ def _peak_alone(request: PlanRequest, device: DeviceProfile) -> int:
         device_type=device.device_type,
         accumulates=False,
         kept_rows=request.kept_rows,
+        shared=device.shared_memory,
     )
     estimate = estimate_memory(
         request.model,

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coterie.planner.plan import Allocator, MemoryEstimate
-from coterie.profiles.cluster_profile import DeviceType
+from coterie.profiles.cluster_profile import DeviceType, SharedMemory
 from coterie.profiles.model_profile import LayerProfile, ModelProfile
 from coterie.schedules.actions import ScheduleKind
 from coterie.units import MIB
@@ -58,6 +58,7 @@ class MemorySettings(msgspec.Struct, frozen=True, kw_only=True):
 
     `accumulates` is False where a step has one micro-batch (under `stash` each is an update of its own anyway).
     `kept_rows` are the rows of a generation that are under way at once, whose keys and values every stage keeps.
+    `shared` is what a block takes more where compute backends share it.
     """
 
     schedule: ScheduleKind = "flush"
@@ -67,6 +68,7 @@ class MemorySettings(msgspec.Struct, frozen=True, kw_only=True):
     device_type: DeviceType = "cpu"
     accumulates: bool = True
     kept_rows: int = 0
+    shared: SharedMemory = SharedMemory()
 
     @property
     def activation_percent(self) -> int:
@@ -89,6 +91,7 @@ class StageSizes(NamedTuple, Generic[Bytes]):
 
     Attributes:
         weights, trained: Parameters, a tied matrix once per stage.
+        blocks: How many of its units are blocks.
         saved: Kept for backward without recomputation.
         kept: Kept with recomputation: block inputs, and what embedding and output layer save.
         adding, fresh: Most that one micro-batch takes during its backward, without recomputation, where gradients exist
@@ -105,6 +108,7 @@ class StageSizes(NamedTuple, Generic[Bytes]):
 
     weights: Bytes
     trained: Bytes
+    blocks: Bytes
     saved: Bytes
     kept: Bytes
     adding: Bytes
@@ -151,10 +155,11 @@ def stage_bytes(sizes: StageSizes[Bytes], settings: MemorySettings) -> StageByte
     """Turn a stage's sizes into its memory under `settings`."""
     nothing = sizes.weights * 0
     percent = settings.activation_percent
+    copies = sizes.blocks * settings.shared.copies
     runtime = nothing + RUNTIME_BYTES
     if settings.schedule == "forward":
         return StageBytes(
-            weights=sizes.weights,
+            weights=sizes.weights + copies,
             gradients=nothing,
             optimizer=nothing,
             versions=nothing,
@@ -164,21 +169,22 @@ def stage_bytes(sizes: StageSizes[Bytes], settings: MemorySettings) -> StageByte
             transient=sizes.transient * percent // 100,
             buffers=runtime + LINK_COPIES * (sizes.received + sizes.sent),
         )
-    # Depth d keeps d versions under `stash`, the newest among the weights: d - 1 more.
-    versions = {"stash": -sizes.trained, "2bw": sizes.trained}.get(settings.schedule, nothing)
+    # Depth d keeps d versions under `stash`, the newest among the weights: d - 1 more. Backends copy each of them.
+    versioned = sizes.trained + copies * _trained_percent(sizes) // 100
+    versions = {"stash": -versioned, "2bw": versioned}.get(settings.schedule, nothing)
     kept, working = _one_micro_batch(sizes, settings)
     holes, holes_per_depth = _holes(sizes, settings)
     kept, beyond = kept * percent // 100, (working - kept) * percent // 100
     more = (beyond + abs(beyond)) // 2
     return StageBytes(
-        weights=sizes.weights,
+        weights=sizes.weights + copies,
         gradients=sizes.trained,
         optimizer=sizes.trained * settings.optimizer_state_copies,
         versions=versions,
-        versions_per_depth=sizes.trained if settings.schedule == "stash" else nothing,
+        versions_per_depth=versioned if settings.schedule == "stash" else nothing,
         activations=beyond - more + holes,
         activations_per_depth=kept + holes_per_depth,
-        transient=more,
+        transient=more + sizes.blocks // (sizes.blocks + (sizes.blocks == 0)) * settings.shared.working,
         buffers=sizes.runtime + LINK_COPIES * (sizes.received + sizes.sent + sizes.returned) + sizes.exchanged,
     )
 
@@ -200,10 +206,15 @@ def _holes(sizes: StageSizes[Bytes], settings: MemorySettings) -> tuple[Bytes, B
         return sizes.saved * 0, sizes.saved * 0
     if settings.recompute:
         return sizes.saved * HOLES_OF_RECOMPUTATION_PERCENT // 100, sizes.saved * 0
-    trained_percent = 100 * sizes.trained // (sizes.weights + (sizes.weights == 0))
+    trained_percent = _trained_percent(sizes)
     filled = HOLES_PERCENT - HOLES_OF_STASH_PERCENT if settings.schedule == "stash" else 0
     each = sizes.saved * (100 * HOLES_PERCENT - filled * trained_percent) // 10_000
     return -each * trained_percent // 100, each
+
+
+def _trained_percent(sizes: StageSizes[Bytes]) -> Bytes:
+    percent: Bytes = 100 * sizes.trained // (sizes.weights + (sizes.weights == 0))
+    return percent
 
 
 def tied_is_trained(model: ModelProfile) -> bool:
@@ -232,6 +243,7 @@ def stage_sizes(model: ModelProfile, first_unit: int, stop_unit: int, rows: int)
     return StageSizes(
         weights=sum(layer.parameter_bytes for layer in layers) - shared,
         trained=sum(layer.trainable_bytes for layer in layers) - (shared if trained_tie else 0),
+        blocks=sum(is_block),
         saved=sum(saved) + masks,
         kept=sum(kept) + masks,
         adding=peaks[0] + masks,
@@ -309,6 +321,7 @@ def all_stage_sizes(model: ModelProfile, rows: int) -> StageSizes[NDArray[np.int
     return StageSizes(
         weights=_range_sums([layer.parameter_bytes for layer in model.layers]) - shared,
         trained=_range_sums([layer.trainable_bytes for layer in model.layers]) - (shared if trained_tie else 0),
+        blocks=_range_sums(block.astype(np.int64)),
         saved=_range_sums(saved) + masks,
         kept=_range_sums(kept) + masks,
         adding=peaks[0] + masks,

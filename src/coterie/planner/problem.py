@@ -128,6 +128,7 @@ class Problem:
             device_type=self.devices[device].device_type,
             accumulates=self.micro_batches > 1,
             kept_rows=self.request.kept_rows,
+            shared=self.devices[device].shared_memory,
         )
 
     def in_flight(self, depth: int) -> int:

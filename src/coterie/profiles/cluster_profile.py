@@ -36,6 +36,18 @@ class UnitTiming(msgspec.Struct, frozen=True, kw_only=True):
         return self.backward_fixed_s + self.backward_per_row_s * rows
 
 
+class SharedMemory(msgspec.Struct, frozen=True, kw_only=True):
+    """What sharing a block among compute backends takes of the worker process beyond the block itself, in bytes.
+
+    Attributes:
+        copies: Weights that backends hold once more, for as long as the stage stands.
+        working: Gradients of weights, in parts and joined, while a backward runs.
+    """
+
+    copies: int = 0
+    working: int = 0
+
+
 class DeviceProfile(msgspec.Struct, frozen=True, kw_only=True):
     """One device, as its worker measured it.
 
@@ -53,6 +65,7 @@ class DeviceProfile(msgspec.Struct, frozen=True, kw_only=True):
         bfloat16_speed: Speed of a bfloat16 matrix product against a float32 one, measured where a run computes in it.
         measured_at_s: When, in seconds since 1970 by the device's own clock; 0 if that is not known.
         allocation: How its compute backends share each layer, if they do; `timings` are then taken so.
+        shared_memory: What each block then takes more.
         backend_notes: What is to be said of its backends: what sharing gains, or why nothing is shared.
     """
 
@@ -68,6 +81,7 @@ class DeviceProfile(msgspec.Struct, frozen=True, kw_only=True):
     bfloat16_speed: float = 1.0
     measured_at_s: float = 0.0
     allocation: HeadAllocation | None = None
+    shared_memory: SharedMemory = SharedMemory()
     backend_notes: tuple[str, ...] = ()
 
 

@@ -8,9 +8,10 @@ import msgspec
 from coterie.backends.catalog import find_backends
 from coterie.backends.shares import Need
 from coterie.cluster.messages import ProfileRequest
+from coterie.heads.copies import shared_memory
 from coterie.heads.install import SplitReport, install_split
 from coterie.heads.pool import BackendPool, Usage
-from coterie.heads.shapes import block_shapes
+from coterie.heads.shapes import BlockShapes, block_shapes
 from coterie.logs import get_logger
 from coterie.measure.backend_profile import ProfileSettings, profile_backends
 from coterie.measure.share_work import Conditions
@@ -20,6 +21,7 @@ from coterie.models.adapters import is_adapter
 from coterie.planner.head_allocation import allocate
 from coterie.planner.head_drift import Dealt, Work, dealt_anew
 from coterie.profiles.backend_profile import DeviceBackends
+from coterie.profiles.cluster_profile import SharedMemory
 from coterie.profiles.head_allocation import HeadAllocation, PartAllocation
 from coterie.units import counted, format_seconds
 from coterie.worker.settings import WorkerSettings
@@ -50,6 +52,7 @@ class DeviceSharing:
         self._say = say
         self._profiles: DeviceBackends | None = None
         self._allocation = settings.allocation or HeadAllocation()
+        self._memory = SharedMemory()
         infos = self.pool.infos
         say(f"compute backends: {', '.join(f'{info.name} ({info.device})' for info in infos)}")
 
@@ -63,34 +66,35 @@ class DeviceSharing:
         """Who is to compute what; empty if nothing is worth sharing."""
         return self._allocation
 
+    @property
+    def memory(self) -> SharedMemory:
+        """What each block that is shared takes more."""
+        return self._memory
+
     def measure(self, request: ProfileRequest) -> None:
         """Time shares of one of the model's blocks on every backend (or remember them), and deal them out."""
-        if self._settings.allocation is not None:
-            return
         stage, unit = _block_of(request)
         shapes = block_shapes(stage)
         self.notes = shapes.notes
+        conditions = _conditions(request, shapes, stage, unit)
+        if self._settings.allocation is None:
+            self._allocation = self._dealt(request, shapes, conditions)
+        self._memory = shared_memory(shapes, self._allocation, self.pool.infos, trains_weights=conditions.need.weights)
+        hosted = self.pool.hosted & _names(self._allocation)
+        if hosted:
+            self.notes += (f"the memory of the process that {' and '.join(sorted(hosted))} runs in is not in the plan",)
+
+    def _dealt(self, request: ProfileRequest, shapes: BlockShapes, conditions: Conditions) -> HeadAllocation:
+        """What is worth sharing, by measurement."""
         if shapes.attention is None and shapes.neurons is None:
-            self._allocation = HeadAllocation()
-            return
-        trained = stage.trainable()
-        conditions = Conditions(
-            rows=request.rows[1],
-            tokens=request.model.typical_tokens,
-            need=Need(
-                x=unit > describe(request.spec).first_backward_unit,
-                weights=any(not is_adapter(name) for name in trained),
-                added=any(is_adapter(name) for name in trained),
-            ),
-            causal=shapes.causal,
-            dropout=shapes.dropout,
-        )
-        progress = ProfileSettings(
+            return HeadAllocation()
+        settings = ProfileSettings(
             again=self._settings.measure_again or request.again, progress=self._progress, clock=self._clock()
         )
-        self._profiles = profile_backends(self.pool, shapes.attention, shapes.neurons, conditions, progress)
-        self._allocation = _worth_it(allocate(self._profiles))
-        self.notes += _in_words(self._profiles, self._allocation)
+        self._profiles = profile_backends(self.pool, shapes.attention, shapes.neurons, conditions, settings)
+        allocation = _worth_it(allocate(self._profiles))
+        self.notes += _in_words(self._profiles, allocation)
+        return allocation
 
     def install(self, stage: StageModule) -> bool:
         """Share the blocks of a stage; whether anything in it is shared."""
@@ -210,6 +214,22 @@ def _block_of(request: ProfileRequest) -> tuple[StageModule, int]:
     stage = build_stage(request.spec, unit, unit + 1, StandInWeights(request.spec))
     stage.train()
     return stage, unit
+
+
+def _conditions(request: ProfileRequest, shapes: BlockShapes, stage: StageModule, unit: int) -> Conditions:
+    """What the run will ask of the block's shares."""
+    trained = stage.trainable()
+    return Conditions(
+        rows=request.rows[1],
+        tokens=request.model.typical_tokens,
+        need=Need(
+            x=unit > describe(request.spec).first_backward_unit,
+            weights=any(not is_adapter(name) for name in trained),
+            added=any(is_adapter(name) for name in trained),
+        ),
+        causal=shapes.causal,
+        dropout=shapes.dropout,
+    )
 
 
 def _worth_it(allocation: HeadAllocation) -> HeadAllocation:

@@ -110,6 +110,15 @@ def test_a_processor_takes_as_many_compute_units_as_it_may(device: object) -> No
     one.close()
 
 
+def test_a_processor_holds_as_many_copies_of_weights_as_it_says(backend: KernelBackend) -> None:
+    if backend.info.kind != "cpu":
+        pytest.skip("the device is no processor")
+    buffers = backend.load(SHAPE, weights(1)).buffers
+    matrices = [buffer for buffer in buffers.values() if buffer.packed]
+    assert len(matrices) == 2
+    assert all(len(matrix.packed) == backend.info.weight_copies for matrix in matrices)
+
+
 @pytest.mark.usefixtures("device")
 def test_a_platform_that_is_installed_twice_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
     cl = pytest.importorskip("pyopencl")

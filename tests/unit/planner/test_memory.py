@@ -22,6 +22,7 @@ from coterie.planner.memory import (
     stage_sizes,
 )
 from coterie.planner.problem import Problem
+from coterie.profiles.cluster_profile import SharedMemory
 from coterie.profiles.model_profile import AffineBytes
 from coterie.units import MIB
 
@@ -211,13 +212,14 @@ def test_rows_that_are_continued_keep_their_keys_and_values_on_every_stage(make_
     recompute=st.booleans(),
     allocator=st.sampled_from(["default", "tight"]),
     device_type=st.sampled_from(["cpu", "cuda"]),
+    shared=st.sampled_from([SharedMemory(), SharedMemory(copies=5 * MIB, working=3 * MIB)]),
 )
 def test_the_search_counts_every_stage_to_the_byte_as_the_estimate_does(
-    random_request, seed, rows, depth, schedule, recompute, allocator, device_type
+    random_request, seed, rows, depth, schedule, recompute, allocator, device_type, shared
 ):
     model = random_request(seed).model
     memory_settings = MemorySettings(
-        schedule=schedule, recompute=recompute, allocator=allocator, device_type=device_type
+        schedule=schedule, recompute=recompute, allocator=allocator, device_type=device_type, shared=shared
     )
     parts = stage_bytes(all_stage_sizes(model, rows), memory_settings)
     units = len(model.layers)
@@ -225,6 +227,26 @@ def test_the_search_counts_every_stage_to_the_byte_as_the_estimate_does(
         for stop in range(first + 1, units + 1):
             estimate = estimate_memory(model, (first, stop), rows=rows, in_flight=depth, settings=memory_settings)
             assert estimate.above_base == parts.fixed[first, stop] + depth * parts.per_depth[first, stop]
+
+
+@pytest.mark.parametrize(("schedule", "versions"), [("flush", 0), ("stash", 2), ("2bw", 1), ("forward", 0)])
+@pytest.mark.parametrize("trained", [True, False])
+def test_backends_that_share_blocks_copy_the_weights_of_each_and_every_trained_version_of_them(
+    make_model, schedule, versions, trained
+):
+    model = make_model(4, trained=trained)
+
+    def estimate(units, shared):
+        memory_settings = MemorySettings(schedule=schedule, shared=shared)
+        return estimate_memory(model, units, rows=1, in_flight=3, settings=memory_settings)
+
+    shared = SharedMemory(copies=10 * MIB, working=5 * MIB)
+    alone, copied = estimate((0, 3), SharedMemory()), estimate((0, 3), shared)
+    assert copied.weights - alone.weights == 2 * 10 * MIB  # of two blocks, and none of the embedding
+    more = copied.weight_versions - alone.weight_versions
+    assert more == (versions * 2 * 10 * MIB if trained else 0)
+    assert copied.transient - alone.transient == (0 if schedule == "forward" else 5 * MIB)
+    assert estimate((5, 6), shared).total == estimate((5, 6), SharedMemory()).total
 
 
 @settings(max_examples=30, deadline=None)
