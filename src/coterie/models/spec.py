@@ -79,6 +79,7 @@ def make_forward_spec(
     *,
     auto_class: str,
     config_overrides: Mapping[str, Any] = MappingProxyType({}),
+    seed: int = 0,
     compute_dtype: Literal["float32", "bfloat16"] = "float32",
     frozen_dtype: FrozenDtype = "float32",
 ) -> ModelSpec:
@@ -91,6 +92,7 @@ def make_forward_spec(
     spec = ModelSpec(
         config_json=_config(source, config_overrides).to_json_string(),
         auto_class=auto_class,
+        seed=seed,
         method="none",
         compute_dtype=compute_dtype,
         frozen_dtype=frozen_dtype,

@@ -6,10 +6,10 @@ import msgspec
 import torch
 from torch import Tensor
 
+from coterie.pipeline.micro_batch import IGNORED_LABEL
+
 Reads = Literal["first", "last", "labelled"]
 """What a model's output layer reads: a row's first token, its last one that is no padding, or every token by itself."""
-
-IGNORED_LABEL = -100
 
 
 class TokenSelection(msgspec.Struct, frozen=True, kw_only=True, eq=False):

@@ -30,12 +30,17 @@ class SideNetwork(nn.Module):
     Its parameters are `norms.{l}.weight`, `norms.{l}.bias` (D,), `down.{l}.weight` (R, D), `up.{l}.weight` (D, R) for
     every tapped layer l, `gates.{l}` () for all of them but the lowest, and `output_gate` (). Starting values depend on
     seed and name alone.
+
+    Attributes:
+        layers: The layers that it takes, ascending.
+        width: Width D of the backbone's hidden states.
     """
 
     def __init__(self, layers: int, width: int, spec: SideSpec, seed: int) -> None:
         """Make a network for a backbone of `layers` blocks and hidden states of `width` D."""
         super().__init__()
         assert 1 <= spec.first_layer <= layers, f"there is no layer {spec.first_layer} of {layers}"
+        self.width = width
         self.layers = tuple(range(spec.first_layer, layers + 1))
         self._temperature = spec.temperature
         names = [str(layer) for layer in self.layers]
