@@ -82,11 +82,11 @@ def export_model(
     out_folder = out_folder.absolute()
     _refuse_sources(out_folder, checkpoint.folder)
     strange = check_out_folder(out_folder, source, overwrite=options.overwrite)
-    base_name = options.base_name or _findable_name(source)
+    base_name = options.base_name or findable_name(source)
     tokenizer = _opened(tokenizer) if isinstance(tokenizer, Path) else tokenizer
     adapter = checkpoint.manifest.terms.model.lora is not None and not options.merge
     save = _adapter_saver(checkpoint, source, base_name, options) if adapter else _saver(checkpoint, source, options)
-    with _published(out_folder, checkpoint.manifest.nbytes, keep_old=bool(strange)) as partial, quiet_transformers():
+    with published(out_folder, checkpoint.manifest.nbytes, keep_old=bool(strange)) as partial, quiet_transformers():
         save(partial)
         if tokenizer is not None:
             tokenizer.save_pretrained(str(partial))
@@ -161,7 +161,7 @@ def _write_record(partial: Path, checkpoint: Checkpoint) -> None:
         coterie=__version__,
         run_id=terms.run_id,
         step=checkpoint.step,
-        files=(*_files_in(partial), RECORD),
+        files=(*files_in(partial), RECORD),
         task=terms.task,
         prompt=terms.prompt,
         text_field=checkpoint.manifest.text_field,
@@ -172,7 +172,7 @@ def _write_record(partial: Path, checkpoint: Checkpoint) -> None:
 
 
 @contextmanager
-def _published(out_folder: Path, needed_bytes: int, *, keep_old: bool) -> Iterator[Path]:
+def published(out_folder: Path, needed_bytes: int, *, keep_old: bool) -> Iterator[Path]:
     """A folder beside `out_folder` that takes its place when the block ends well and vanishes otherwise.
 
     With `keep_old` what was there before is not deleted but renamed: it holds files that nobody can make again.
@@ -199,7 +199,7 @@ def _free_name(folder: Path) -> Path:
     return next(name for name in names if not name.exists())
 
 
-def _findable_name(source: ModelSource) -> str:
+def findable_name(source: ModelSource) -> str:
     """The hub name, or for a folder or file its full path: a relative one would mean something else from elsewhere."""
     return str(source.path.resolve()) if Path(source.name).expanduser().exists() else source.name
 
@@ -218,8 +218,9 @@ def _strangers_files(out_folder: Path) -> list[str]:
     if out_folder.exists() and not out_folder.is_dir():
         raise StorageError(f"{out_folder} is a file", hint="choose a folder")
     record = read_record(out_folder)
-    return sorted(set(_files_in(out_folder)) - set(record.files if record else ()))
+    return sorted(set(files_in(out_folder)) - set(record.files if record else ()))
 
 
-def _files_in(folder: Path) -> tuple[str, ...]:
+def files_in(folder: Path) -> tuple[str, ...]:
+    """Names of all files below `folder`, by slashes."""
     return tuple(sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()))

@@ -2,9 +2,11 @@
 
 import functools
 import inspect
+from collections.abc import Callable, Mapping
 
 import msgspec
 import torch
+from torch import Tensor
 
 from coterie.clock import Clock, SystemClock
 from coterie.coordinator.evaluation import predict_split
@@ -18,6 +20,7 @@ from coterie.coordinator.trainer import Trainer
 from coterie.errors import NonFiniteLossError
 from coterie.models.whole import load_whole_model
 from coterie.planner.plan import Plan
+from coterie.sidetuning.inference import SideBackbone
 from coterie.tasks.examples import PredictedArray
 
 
@@ -55,8 +58,7 @@ def predict_here(job: Job, split: str, observer: RunObserver, clock: Clock | Non
 
 
 def _logits_here(job: Job, split: str, observer: RunObserver) -> tuple[dict[int, PredictedArray], float]:
-    model = load_whole_model(job.spec, job.weights).eval()
-    known = inspect.signature(model.forward).parameters
+    logits_of = _model_here(job)
     feeder = EvaluationFeeder(job, split, micro_batches=1)
     predicted: dict[int, PredictedArray] = {}
     loss_sum = 0.0
@@ -65,11 +67,25 @@ def _logits_here(job: Job, split: str, observer: RunObserver) -> tuple[dict[int,
             (fed,) = feeder.micro_batches(step)
             batch = as_tensors(step, 0, fed)
             assert batch.labels is not None
-            logits = model(**{name: tensor for name, tensor in batch.inputs.items() if name in known}).logits
+            logits = logits_of(batch.inputs)
             loss_sum += float(job.task.loss_sum(logits, batch.labels))
             predicted.update(zip(feeder.rows(step), job.task.predictions(logits).numpy(), strict=True))
             observer.advanced("predicted", len(predicted), len(job.splits[split].rows))
     return predicted, loss_sum
+
+
+def _model_here(job: Job) -> Callable[[Mapping[str, Tensor]], Tensor]:
+    """The whole model, with its side network if it has one: from a batch's inputs [B, T] to its logits."""
+    model = load_whole_model(job.spec, job.weights).eval()
+    if job.side is not None:
+        return SideBackbone(model, job.spec, job.weights, job.side).logits
+    known = inspect.signature(model.forward).parameters
+
+    def logits(inputs: Mapping[str, Tensor]) -> Tensor:
+        found: Tensor = model(**{name: tensor for name, tensor in inputs.items() if name in known}).logits
+        return found
+
+    return logits
 
 
 class ForwardRun:

@@ -11,7 +11,7 @@ from coterie.coordinator.answering import make_prompts
 from coterie.coordinator.job import Job, encode_splits, short_name
 from coterie.coordinator.preflight import read_options
 from coterie.coordinator.prompt_groups import Prompts
-from coterie.errors import DataError
+from coterie.errors import DataError, UsageError
 from coterie.ids import RunId
 from coterie.jobs.model_spec import ModelSpec
 from coterie.jobs.optimizer_spec import OptimizerSpec
@@ -48,6 +48,11 @@ def prepare_forward_job(
         CoterieError: Data or model are not usable; nothing has been started.
     """
     trained = open_trained(recipe.model.name)
+    if trained.side is not None and recipe.cluster.has_workers:
+        raise UsageError(
+            f"{recipe.model.name} is a side network on its backbone, which predicts on one device only",
+            hint="leave --workers and --local-worker out",
+        )
     source = trained.source
     known = get_task(recipe.data.task, labels=labels_of_config(source.config.id2label or {}))
     files = DataFiles(options=read_options(recipe.data, tagged=tagged), prompt=recipe.data.prompt)
@@ -93,6 +98,7 @@ def prepare_forward_job(
         notes=(*tokenizer.notes, *read.splits[split].notes, *_cut_notes(encoded[split], prompts, recipe)),
         forward_only=True,
         prompts=prompts,
+        side=trained.side,
         wants_logits=tagged or prompts is None,
     )
 

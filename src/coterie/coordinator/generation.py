@@ -39,9 +39,13 @@ def generate_here(job: Job, prompts: Prompts, rows: int, progress: Progress) -> 
     """
     from coterie.models.generation import GenerationStage  # noqa: PLC0415 - loads transformers
     from coterie.pipeline.sampling import next_tokens  # noqa: PLC0415 - beside it
+    from coterie.sidetuning.inference import attach_side_network  # noqa: PLC0415 - as above
 
     weights = PackedWeights(job.weights, job.spec)
-    stage = GenerationStage(build_stage(job.spec, 0, job.anatomy.unit_count, weights))
+    whole = build_stage(job.spec, 0, job.anatomy.unit_count, weights)
+    if job.side is not None:
+        attach_side_network(whole.module, job.side)
+    stage = GenerationStage(whole)
     found: Generated = {}
     for group in prompts.groups(rows):
         ids, mask = (None if array is None else torch.from_numpy(array) for array in group.start())

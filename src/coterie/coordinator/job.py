@@ -44,6 +44,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         text_field, pairs: See `Manifest`; of the rows as they were read, since packed ones are no rows of the data.
         forward_only: Nothing is trained: a split is only predicted or evaluated.
         prompts: Of a forward-only job whose answers are generated: what to continue, a prompt for each row.
+        side: Of a forward-only job: the exported folder whose side network works beside the model, if there is one.
         wants_logits: A forward-only job runs its rows through the model as they are; off where they are only continued.
     """
 
@@ -65,6 +66,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     pairs: bool | None = None
     forward_only: bool = False
     prompts: Prompts | None = None
+    side: Path | None = None
     wants_logits: bool = True
 
     @property

@@ -19,6 +19,9 @@ SIDE_NETWORK = "side_network.safetensors"
 TASK_LAYERS = "task_layers.safetensors"
 """The backbone's layers that were trained beside it, by their names in the Hugging Face model; there may be none."""
 
+FIRST_TASK_LAYERS = "first_task_layers.safetensors"
+"""The same layers as they were before training: additive mode adds to what the backbone says with these."""
+
 BACKBONE = "backbone"
 """The folder in it that holds the backbone, where that was copied."""
 

@@ -52,9 +52,9 @@ class TrainedModel:
         """
         base = FolderWeights(self.source, spec)
         if self.adapter is not None:
-            saved = _read_tensors(self.adapter / ADAPTER_FILE)
+            saved = read_tensors(self.adapter / ADAPTER_FILE)
         else:
-            saved = {} if self.side is None else _read_tensors(self.side / TASK_LAYERS)
+            saved = {} if self.side is None else _read_task_layers(self.side)
         prefix = "" if self.adapter is None else _PREFIX
         lacking = [name for name in base.new_layers if prefix + name not in saved]
         if lacking:
@@ -251,7 +251,18 @@ def _refuse_unusual(settings: Mapping[str, Any], folder: Path) -> None:
         )
 
 
-def _read_tensors(path: Path) -> dict[str, torch.Tensor]:
+def _read_task_layers(folder: Path) -> dict[str, torch.Tensor]:
+    """Layers trained beside a side network; none where a causal model's own output layer serves."""
+    path = folder / TASK_LAYERS
+    return read_tensors(path) if path.is_file() else {}
+
+
+def read_tensors(path: Path) -> dict[str, torch.Tensor]:
+    """All tensors of a safetensors file.
+
+    Raises:
+        ModelError: It is not there, or damaged.
+    """
     from safetensors import SafetensorError  # noqa: PLC0415 - loads with the first read
     from safetensors.torch import load_file  # noqa: PLC0415 - as above
 
