@@ -224,6 +224,18 @@ class BackendError(CoterieError):
     exit_code = 19
 
 
+class ActivationCacheError(CoterieError):
+    """The server's cache of activations is full, damaged, in use, or was made for something else.
+
+    The message says which, with the numbers or with what differs. A cache belongs to one frozen model, one truncation,
+    one choice of layers and tokens: for another, choose another folder. What is in a cache stays as it is, whatever is
+    refused.
+    """
+
+    slug = "activation-cache"
+    exit_code = 20
+
+
 class InterruptedRunError(CoterieError):
     """The user or the system stopped the run; a checkpoint was kept.
 

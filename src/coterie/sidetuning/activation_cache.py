@@ -1,0 +1,299 @@
+"""The server's cache of activations: what devices sent once, read shuffled in every later epoch (METHODS.md 2.3).
+
+A folder holds `layout.json` (what it was made for), `rows.bin` (the activations, a row of bytes for a selected token)
+and `index.log` (a record for each batch). A batch's rows are put onto the disk before its record, so a batch is there
+as a whole or not at all, whatever moment the process or the power ends. Without a folder, all is in memory.
+"""
+
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import msgspec
+import numpy as np
+import torch
+from torch import Tensor
+
+from coterie.errors import ActivationCacheError, ProtocolError
+from coterie.sidetuning.activations import ActivationBatch
+from coterie.sidetuning.cache_checks import check_shape, kind_of, same_content
+from coterie.sidetuning.cache_index import CollectionRecord, encode_record
+from coterie.sidetuning.cache_layout import CacheLayout
+from coterie.sidetuning.cache_parts import PendingParts, StepKey
+from coterie.sidetuning.cache_storage import CacheStorage
+from coterie.sidetuning.cached_batch import CachedBatch, CachedSample, Integers, checksum, joined_labels, record_of
+from coterie.sidetuning.cached_rows import RowCoder
+from coterie.sidetuning.row_store import Rows
+from coterie.units import counted, format_bytes
+
+_INDEX_BYTES_PER_TOKEN = 64
+"""What a record takes at most, in ordinary tasks, for a token: id, count, checksum, label, its share of the rest."""
+_QUOTA_HINT = "raise the quota, or keep less: upload in int8 or int4, a later first layer, token selection if it is off"
+
+
+class ActivationCache:
+    """Activations by sample id. One process writes; threads may read and write at the same time.
+
+    Attributes:
+        layout: What is stored.
+        quota_bytes: Rows and index together never take more.
+    """
+
+    def __init__(self, layout: CacheLayout, quota_bytes: int, storage: CacheStorage) -> None:
+        """Use `open`."""
+        self.layout = layout
+        self.quota_bytes = quota_bytes
+        self._storage = storage
+        self._coder = layout.coder
+        self._pending = PendingParts(layout)
+        self._places: dict[int, CachedSample] = {}
+        self._writing = threading.RLock()
+        for record in storage.index.batches:
+            self._know(CachedBatch(record, checked=False))
+
+    @classmethod
+    def open(cls, folder: Path | None, layout: CacheLayout, quota_bytes: int) -> Self:
+        """The cache in a folder, made if there is none; a batch that a crash left half is cut off. None: in memory.
+
+        Raises:
+            ActivationCacheError: The folder's cache was made for something else, is in use or damaged.
+            StorageError: The folder cannot be written.
+        """
+        return cls(layout, quota_bytes, CacheStorage.open(folder, layout))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __contains__(self, sample: int) -> bool:
+        return sample in self._places
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    @property
+    def samples(self) -> tuple[int, ...]:
+        """Ids of all samples, in the order they came."""
+        return tuple(self._places)
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of rows and index together."""
+        return self._storage.used_bytes
+
+    def require_room(self, tokens: int) -> None:
+        """Refuse, before anything is collected, when the activations of so many more tokens will not fit.
+
+        Raises:
+            ActivationCacheError: They exceed the quota.
+            StorageError: The disk has too little room.
+        """
+        needed = self.layout.bytes_for(tokens) + tokens * _INDEX_BYTES_PER_TOKEN
+        self._check_quota(needed, f"{counted(tokens, 'selected token')}")
+        self._storage.require_free_space(needed)
+
+    def collection(self, digest: str, samples: int) -> int:
+        """The id of the first sample of some data: rows 0, 1, ... of it are that id and the following ones.
+
+        Data that the cache knows already get the ids they had; new data get ids after all others.
+
+        Args:
+            digest: Of the encoded data.
+            samples: How many rows they have.
+
+        Raises:
+            StorageError: The disk is full.
+        """
+        with self._writing:
+            for known in self._storage.index.collections:
+                if known.digest == digest and known.samples == samples:
+                    return known.first_sample
+            first = sum(known.samples for known in self._storage.index.collections)
+            self._storage.append(CollectionRecord(digest=digest, first_sample=first, samples=samples))
+            return first
+
+    def put(self, batch: ActivationBatch, step_key: StepKey) -> None:
+        """Keep a batch; samples that are there already must have the same content and are left as they are.
+
+        Raises:
+            ActivationCacheError: The quota is full, or a sample is there with other content.
+            ModelError: An activation is not finite.
+            ProtocolError: The batch has other layers or another width than the cache, or a sample twice.
+            StorageError: The disk is full; the cache stays as it was.
+        """
+        check_shape(batch, self.layout.layers, self.layout)
+        with self._writing:
+            self._put(batch, step_key)
+
+    def put_part(self, part: ActivationBatch, step_key: StepKey) -> bool:
+        """Keep one stage's layers of a batch aside, until all layers and the labels are there; then the batch is kept.
+
+        A part without layers brings labels only. Parts live in memory: after a restart they are absent and the batch
+        has to be sent again. A part that comes twice is ignored.
+
+        Returns:
+            Whether the batch is in the cache now.
+
+        Raises:
+            ActivationCacheError: As for `put`, or a part came before with other content.
+            ModelError: An activation is not finite.
+            ProtocolError: The layers are not the cache's, or the rows not those of the batch's other parts.
+            StorageError: The disk is full; the cache stays as it was.
+        """
+        check_shape(part, tuple(layer for layer in self.layout.layers if layer in part.layers), self.layout)
+        with self._writing:
+            samples = part.samples.tolist()
+            if samples and all(sample in self._places for sample in samples):
+                self._compare(part, step_key)
+                return True
+            if step_key not in self._pending:
+                self._check_quota(self.layout.bytes_for(part.tokens), f"step {step_key}")
+            whole = self._pending.add(part, step_key)
+            if whole is None:
+                return False
+            self._pending.drop(step_key)
+            self._put(whole, step_key)
+            return True
+
+    @property
+    def pending(self) -> dict[StepKey, tuple[int, ...]]:
+        """Batches of which parts are kept aside, and the layers that each still lacks."""
+        with self._writing:
+            return self._pending.lacking()
+
+    def drop_pending(self) -> None:
+        """Forget all parts of unfinished batches, as when the devices that sent them are gone."""
+        with self._writing:
+            self._pending.clear()
+
+    def read(self, samples: Sequence[int] | Tensor) -> ActivationBatch:
+        """The activations of some samples, in the given order.
+
+        What is read for the first time since the cache was opened is compared with its checksum.
+
+        Raises:
+            ActivationCacheError: A sample is absent or damaged.
+        """
+        ids = samples.tolist() if isinstance(samples, Tensor) else list(samples)
+        places = self._find(ids)
+        counts = np.array([place.count for place in places], np.int64)
+        ends = counts.cumsum()
+        starts = ends - counts
+        rows = self._take(places, counts, starts)
+        labels, loss_index = joined_labels(places, starts)
+        return ActivationBatch(
+            samples=torch.tensor(ids, dtype=torch.int64),
+            counts=torch.from_numpy(counts),
+            layers=self.layout.layers,
+            taps=self._coder.decode(torch.from_numpy(rows)),
+            labels=labels,
+            loss_index=loss_index,
+        )
+
+    def verify(self) -> None:
+        """Compare every sample with its checksum.
+
+        Raises:
+            ActivationCacheError: Some are damaged; the message names them.
+        """
+        damaged = []
+        for place in tuple(self._places.values()):
+            rows = self._storage.rows.take(np.arange(place.first_row, place.first_row + place.count))
+            if checksum(rows) != place.checksum:
+                damaged.append(place.sample)
+        if damaged:
+            raise self._damage(damaged)
+
+    def close(self) -> None:
+        """Let go of the folder; batches that lack parts are dropped."""
+        with self._writing:
+            self._pending.clear()
+            self._storage.close()
+
+    def _put(self, batch: ActivationBatch, step_key: StepKey) -> None:
+        ids = batch.samples.tolist()
+        known = [number for number, sample in enumerate(ids) if sample in self._places]
+        if known:
+            self._compare(batch.pick(known), step_key)
+            new = [number for number, sample in enumerate(ids) if sample not in self._places]
+            batch = batch.pick(new)
+        if not batch.rows:
+            return
+        self._check_kind(batch, step_key)
+        rows = self._coder.encode(batch.taps).numpy()
+        record = record_of(batch, rows, self._storage.rows.rows, step_key)
+        needed = rows.nbytes + len(encode_record(record))
+        self._check_quota(needed, f"{counted(batch.rows, 'sample')} of step {step_key}")
+        self._storage.append(record, rows)
+        self._know(CachedBatch(record, checked=self._storage.folder is None))
+
+    def _know(self, batch: CachedBatch) -> None:
+        self._places.update((place.sample, place) for place in batch.places())
+
+    def _check_kind(self, batch: ActivationBatch, step_key: StepKey) -> None:
+        if self._places:
+            there, here = kind_of(self.read([next(iter(self._places))])), kind_of(batch)
+            if here != there:
+                raise ProtocolError(f"step {step_key} has {here}; what the cache holds has {there}")
+
+    def _check_quota(self, needed_bytes: int, what: str) -> None:
+        waiting = self.layout.bytes_for(self._pending.tokens)
+        if self.used_bytes + waiting + needed_bytes > self.quota_bytes:
+            pending = f" and {format_bytes(waiting)} kept for unfinished batches" if waiting else ""
+            raise ActivationCacheError(
+                f"the activations of {what} need {format_bytes(needed_bytes)}; of the cache's quota of "
+                f"{format_bytes(self.quota_bytes)}, {format_bytes(self.used_bytes)} are used{pending}",
+                hint=_QUOTA_HINT,
+            )
+
+    def _compare(self, given: ActivationBatch, step_key: StepKey) -> None:
+        """Samples, some or all of their layers, that are in the cache already must say the same again."""
+        stored = self.read(given.samples)
+        chosen = [self.layout.layers.index(layer) for layer in given.layers]
+        stored = msgspec.structs.replace(stored, layers=given.layers, taps=stored.taps[:, chosen])
+        coder = RowCoder(len(given.layers), self.layout.width, self.layout.dtype)
+        given = msgspec.structs.replace(given, taps=coder.decode(coder.encode(given.taps)))
+        if not same_content(stored, given):
+            raise ActivationCacheError(
+                f"step {step_key} brings samples {given.samples.tolist()} again, with other content than the cache has",
+                hint="a backbone must give the same activations each time: it has to be in evaluation mode, with the "
+                "same rows in a batch; collect only samples that the cache lacks",
+            )
+
+    def _find(self, samples: Sequence[int]) -> list[CachedSample]:
+        try:
+            return [self._places[sample] for sample in samples]
+        except KeyError as error:
+            raise ActivationCacheError(
+                f"sample {error} is not among the {len(self._places)} of the cache", hint="collect it first"
+            ) from None
+
+    def _take(self, places: Sequence[CachedSample], counts: Integers, starts: Integers) -> Rows:
+        """Rows of some samples, one after the other; checked if they have not been yet."""
+        first_rows = np.array([place.first_row for place in places], np.int64)
+        total = int(counts.sum())
+        rows = self._storage.rows.take(np.repeat(first_rows - starts, counts) + np.arange(total))
+        damaged = []
+        for place, start in zip(places, starts, strict=True):
+            if not place.batch.checked[place.number]:
+                intact = checksum(rows[start : start + place.count]) == place.checksum
+                place.batch.checked[place.number] = intact
+                if not intact:
+                    damaged.append(place.sample)
+        if damaged:
+            raise self._damage(damaged)
+        return rows
+
+    def _damage(self, samples: Sequence[int]) -> ActivationCacheError:
+        named = ", ".join(map(str, samples[:5])) + (", ..." if len(samples) > 5 else "")
+        return ActivationCacheError(
+            f"{counted(len(samples), 'sample')} of the cache in {self._storage.folder or 'memory'} changed since they "
+            f"were written: {named}",
+            hint="restore the folder from a copy, or delete it and collect again",
+        )

@@ -1,0 +1,118 @@
+"""One cached position as bytes: the activations of all its layers, in the type that the cache stores.
+
+| stored as | bytes of a position, L layers of width D | error of an element |
+|---|---|---|
+| `float32` | 4 L D | none |
+| `float16` | L (4 + 2 D) | 2^-11 of it, or 2^-25 if it is below 2^-14 (times the scale) |
+| `int8` | L (4 + D) | half of 1/127 of the largest in its layer |
+| `int4` | L (4 ⌈D/64⌉ + ⌈D/2⌉) | half of 1/7 of the largest in its group of 64 |
+
+The 4 is a float32 scale. In `float16` it is 1 unless a layer's largest element would not fit, then a power of
+two. A position's bytes depend on nothing but its own numbers, so it does not matter in which batch a sample came.
+"""
+
+from typing import assert_never
+
+import torch
+from torch import Tensor
+
+from coterie.jobs.side_spec import UploadDtype
+from coterie.tensors.codecs import pack_int4, scaled_levels, unpack_int4
+from coterie.transport.limits import SCALE_BYTES, group_count, packed_bytes
+
+_INT8_MAX = 127
+_FITS_BELOW = 2.0**15
+_FITS_FROM = 2.0**-9
+"""A layer whose largest element is in between is stored unscaled: float16 errs by 2^-16 of that element at most."""
+_ALIGNMENT = 4
+"""Rows start where a float32 may: positions are read without a copy."""
+
+
+class RowCoder:
+    """Turns positions [N, L, D] (float32) into rows of bytes [N, `row_bytes`] (uint8), and back.
+
+    Args:
+        layers: L.
+        width: D.
+        dtype: What is stored.
+    """
+
+    def __init__(self, layers: int, width: int, dtype: UploadDtype) -> None:
+        self._layers = layers
+        self._width = width
+        self._dtype = dtype
+        scales = {"float32": 0, "float16": 1, "int8": 1, "int4": group_count(width)}[dtype]
+        element_bytes = {"float32": 4 * width, "float16": 2 * width, "int8": width, "int4": packed_bytes(width)}[dtype]
+        self._scale_bytes = SCALE_BYTES * scales * layers
+        self._element_bytes = element_bytes * layers
+        used = self._scale_bytes + self._element_bytes
+        self.row_bytes = -(-used // _ALIGNMENT) * _ALIGNMENT
+
+    def encode(self, taps: Tensor) -> Tensor:
+        """Rows [N, `row_bytes`] of finite float32 activations [N, L, D]."""
+        rows = torch.zeros(taps.shape[0], self.row_bytes, dtype=torch.uint8)
+        if not taps.numel():
+            return rows
+        scales, elements = self._scales(rows), self._elements(rows)
+        flat = taps.reshape(-1, self._width)
+        match self._dtype:
+            case "float32":
+                elements.view(torch.float32).copy_(taps.reshape(taps.shape[0], -1))
+            case "float16":
+                factors = _float16_scales(flat)
+                _put(scales.view(torch.float32), factors)
+                _put(elements.view(torch.float16), flat.div(factors.unsqueeze(1)))
+            case "int8":
+                factors, levels = scaled_levels(flat, _INT8_MAX)
+                _put(scales.view(torch.float32), factors)
+                _put(elements.view(torch.int8), levels)
+            case "int4":
+                factors, packed = pack_int4(flat)
+                _put(scales.view(torch.float32), factors)
+                _put(elements, packed)
+            case _:
+                assert_never(self._dtype)
+        return rows
+
+    def decode(self, rows: Tensor) -> Tensor:
+        """Float32 activations [N, L, D] of rows [N, `row_bytes`]; of `float32`, a view of the rows where it can be."""
+        count = rows.shape[0]
+        shape = (count, self._layers, self._width)
+        if not count * self._layers:
+            return torch.empty(shape)
+        elements = self._elements(rows)
+        if self._dtype == "float32":
+            return elements.view(torch.float32).reshape(shape)
+        scales = self._scales(rows).view(torch.float32).reshape(count, self._layers, -1)
+        match self._dtype:
+            case "float16":
+                taps = elements.view(torch.float16).reshape(shape).float()
+                return taps if bool((scales == 1).all()) else taps.mul_(scales)
+            case "int8":
+                return elements.view(torch.int8).reshape(shape).float().mul_(scales)
+            case "int4":
+                packed = elements.reshape(count * self._layers, -1)
+                return unpack_int4(scales.reshape(count * self._layers, -1), packed, self._width).reshape(shape)
+            case _:
+                assert_never(self._dtype)
+
+    def _scales(self, rows: Tensor) -> Tensor:
+        return rows[:, : self._scale_bytes]
+
+    def _elements(self, rows: Tensor) -> Tensor:
+        return rows[:, self._scale_bytes : self._scale_bytes + self._element_bytes]
+
+
+def _put(place: Tensor, values: Tensor) -> None:
+    """Write values [N L, ...] into a part of the rows [N, ...]."""
+    place.copy_(values.reshape(place.shape))
+
+
+def _float16_scales(flat: Tensor) -> Tensor:
+    """One power of two [N] for every vector [N, D]: 1, or what brings its largest element to [2^14, 2^15)."""
+    largest = torch.maximum(flat.amax(1), -flat.amin(1))
+    exponents = torch.frexp(largest).exponent - 15
+    fits = (largest < _FITS_BELOW) & (largest >= _FITS_FROM) | (largest == 0)
+    # The power from its bits, since torch's own powers may err. 2^-126 is float32's smallest normal number.
+    powers = ((exponents.clamp(-126, 126) + 127).to(torch.int32) << 23).view(torch.float32)
+    return torch.where(fits, torch.ones(()), powers)
