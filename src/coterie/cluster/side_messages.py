@@ -22,7 +22,18 @@ labels; body: `TapsBody`."""
 ORDER: Final = "order"
 """Coordinator to server: the rows of every step of an epoch; body: `OrderBody`."""
 
-Reads = Literal["first", "last", "labelled"]
+TAPS_TENSOR: Final = "taps"
+LABELS_TENSOR: Final = "labels"
+LOSS_INDEX_TENSOR: Final = "loss_index"
+SAMPLES_TENSOR: Final = "samples"
+COUNTS_TENSOR: Final = "counts"
+ROWS_TENSOR: Final = "selected_rows"
+POSITIONS_TENSOR: Final = "selected_positions"
+PREDICTIONS_TENSOR: Final = "predictions"
+"""Names of tensors in these frames, and of the selection in a device's `BATCH` frame."""
+
+TRAIN: Final = "train"
+"""The split that is learnt from."""
 
 
 class SideStage(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,11 +51,12 @@ class AssignServer(Message, frozen=True, kw_only=True):
     """Keep this run's activations and train its side network. A `WEIGHTS` frame of the output layer follows.
 
     Attributes:
-        stages: How many devices send parts of each micro-batch.
-        layers: L, the blocks of the backbone.
+        parts: How many frames of activations make a micro-batch: one from each stage that taps something.
         width: D.
-        rows: Rows of each split.
-        reads: Which position of a row the output layer reads.
+        layers: The layers that are tapped.
+        rows, digests: How many rows each split has, and a digest of them.
+        tokens: How many tokens are sent of all splits together, at most.
+        cache_key: What the activations depend on, by name: they are used again only where all of it is the same.
         cache: Where activations are kept.
         quota_bytes: The most that they may take; 0: no limit.
         save_every: Optimizer steps between checkpoints; also at the end of each epoch, which has `steps_per_epoch`.
@@ -56,11 +68,13 @@ class AssignServer(Message, frozen=True, kw_only=True):
     side: SideSpec
     optimizer: OptimizerSpec
     task: str
-    stages: int
-    layers: int
+    parts: int
     width: int
+    layers: tuple[int, ...]
     rows: dict[str, int]
-    reads: Reads
+    digests: dict[str, str]
+    tokens: int
+    cache_key: dict[str, str]
     cache: Literal["memory", "disk"]
     quota_bytes: int = 0
     save_every: int = 0
@@ -95,10 +109,12 @@ class TapsBody(Message, frozen=True, kw_only=True):
     Attributes:
         split: `train`, `dev` or `test`.
         layers: The layers whose outputs these are, in order; none of labels.
+        train_step: The optimizer step that the rows belong to, where activations are not kept; else -1.
     """
 
     split: str
     layers: tuple[int, ...] = ()
+    train_step: int = -1
 
 
 class StageForwarded(Message, frozen=True, kw_only=True):
@@ -111,7 +127,6 @@ class StageForwarded(Message, frozen=True, kw_only=True):
     """
 
     step: int
-    micro_batch: int
     forward_s: float
     cpu_s: float
     wait_s: float
@@ -124,9 +139,7 @@ class StageForwarded(Message, frozen=True, kw_only=True):
 class BatchStored(Message, frozen=True, kw_only=True):
     """Server: all parts of a micro-batch have come, and it is in the cache."""
 
-    split: str
     step: int
-    micro_batch: int
     cache_bytes: int
 
 

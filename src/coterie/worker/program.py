@@ -10,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 from torch import Tensor
 
-from coterie import __version__
 from coterie.cluster.messages import (
     BATCH,
     CONTROL,
@@ -23,7 +22,6 @@ from coterie.cluster.messages import (
     Generate,
     Goodbye,
     Heartbeat,
-    Hello,
     LinksMeasured,
     MeasureLinks,
     Message,
@@ -39,7 +37,6 @@ from coterie.cluster.messages import (
     control,
     unpack,
 )
-from coterie.cluster.wire_version import WIRE_VERSION
 from coterie.errors import (
     CoterieError,
     InterruptedRunError,
@@ -54,9 +51,8 @@ from coterie.measure.allocator import use_one_arena
 from coterie.measure.budget import memory_budget
 from coterie.measure.process_memory import current_rss_bytes, limit_memory
 from coterie.planner.explain import name_units
-from coterie.profiles.cluster_profile import RESERVE_PERCENT, LinkProfile, plannable_bytes
+from coterie.profiles.cluster_profile import RESERVE_PERCENT, LinkProfile
 from coterie.tensors.codecs import decode
-from coterie.transport.addresses import own_addresses
 from coterie.transport.connect import connect
 from coterie.transport.frame import Frame
 from coterie.transport.join_link import JoinLink
@@ -64,14 +60,17 @@ from coterie.transport.server import FrameServer
 from coterie.transport.stream_link import StreamLink
 from coterie.units import MIB, format_bytes
 from coterie.worker.device import measured_device, require_device
+from coterie.worker.greeting import hello_of
 from coterie.worker.host import host_id, is_local
 from coterie.worker.last_words import explained, failed
 from coterie.worker.mailbox import Mailbox
-from coterie.worker.network_ports import NORM_TOTAL, NetworkPorts, Place
+from coterie.worker.network_ports import NORM_TOTAL, Place
 from coterie.worker.outbox import Outbox
 from coterie.worker.peers import Peers
 from coterie.worker.settings import WorkerSettings
 from coterie.worker.sharing import DeviceSharing
+from coterie.worker.side_ports import make_ports
+from coterie.worker.side_role import ServerRole
 from coterie.worker.stage_runner import StageRunner
 
 log = get_logger(__name__)
@@ -106,6 +105,7 @@ class WorkerProgram:
         self._link: StreamLink | None = None
         self._assign: Assign | None = None
         self._runner: StageRunner | None = None
+        self._server: ServerRole | None = None
         self._sharing: DeviceSharing | None = None
         self._shares = False
         self._tensors: dict[str, Tensor] = {}
@@ -130,6 +130,14 @@ class WorkerProgram:
         try:
             self._link = await connect(join)
             self._outboxes[COORDINATOR] = Outbox(self._link, self._loop, limit_bytes=UNSENT_LIMIT_BYTES)
+            if self._settings.role == "server":
+                self._server = ServerRole(
+                    self._settings,
+                    self._say,
+                    self._outboxes[COORDINATOR],
+                    fail_from_thread=self._fail_from_thread,
+                    leave=self._leave,
+                )
             await self._greet(join, server)
             self._spawn(self._read_coordinator())
             self._spawn(self._beat())
@@ -152,22 +160,7 @@ class WorkerProgram:
                 f"the memory limit is planned with but not enforced: this system cannot, or the worker's own "
                 f"{format_bytes(current_rss_bytes())} are more"
             )
-        await self._send(
-            Hello(
-                wire_version=WIRE_VERSION,
-                package_version=__version__,
-                token=join.token,
-                name=settings.name,
-                device_type=settings.device_type,
-                threads=settings.threads,
-                memory_bytes=plannable_bytes(budget.bytes),
-                host_id=host_id(),
-                hosts=("127.0.0.1",) if is_local(join) else own_addresses(),
-                port=server.port,
-                fingerprint=server.fingerprint,
-                unix_path=str(server.unix_path or ""),
-            )
-        )
+        await self._send(hello_of(settings, join, server, budget.bytes))
         frame = await self._link.receive()
         answer = unpack(frame.header.body) if frame.header.kind == CONTROL else None
         match answer:
@@ -183,6 +176,8 @@ class WorkerProgram:
         assert self._link is not None
         while True:
             frame = await self._next_frame(self._link)
+            if self._server is not None and await self._server.takes(frame, self._welcome.worker):
+                continue
             if frame.header.kind == CONTROL:
                 await self._handle(unpack(frame.header.body), frame)
             elif frame.header.kind == WEIGHTS:
@@ -222,8 +217,8 @@ class WorkerProgram:
                 self._mailbox.put((NORM_TOTAL, message.step, 0), frame)
             case Stop(reason=reason):
                 self._say(f"the run is over{f': {reason}' if reason else ''}")
-                if not self._ended.done():
-                    self._ended.set_result(None)
+                if self._server is None or not self._server.is_alone:
+                    self._leave()
                 with contextlib.suppress(CoterieError):  # the coordinator may have closed the link already
                     await self._send(Goodbye(reason=reason))
             case _:
@@ -280,7 +275,7 @@ class WorkerProgram:
             self._outboxes[peer] = Outbox(link, self._loop, limit_bytes=UNSENT_LIMIT_BYTES)
         self._runner = StageRunner(worker, assign, self._settings, self._outbox_to, self._fail_from_thread)
         self._runner.sharing = self._sharing if self._shares else None
-        ports = NetworkPorts(place, self._mailbox, self._outbox_to)
+        ports = make_ports(assign, place, self._mailbox, self._outbox_to)
         await asyncio.to_thread(self._runner.build, tensors, ports)
         is_last = assign.stage == len(assign.plan.stages) - 1
         link_to_next = "" if is_last else self._peers.carriers.get(place.next, "relayed")
@@ -291,7 +286,9 @@ class WorkerProgram:
 
     def _take_data(self, frame: Frame) -> None:
         header = frame.header
-        if self._assign is None or (header.run, header.plan_version) != (
+        if self._server is not None:
+            self._server.take_data(frame)
+        elif self._assign is None or (header.run, header.plan_version) != (
             self._assign.run,
             self._assign.plan.version,
         ):
@@ -329,15 +326,24 @@ class WorkerProgram:
 
     def _task_done(self, task: "asyncio.Task[None]") -> None:
         self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        if self._server is not None and self._server.is_alone and isinstance(error, NetworkError):
+            self._say("the coordinator has left")
+        else:
             self._fail(explained(error))
 
     def _fail_from_thread(self, error: CoterieError) -> None:
         is_link = isinstance(error, NetworkError | WorkerLostError)
         self._loop.call_soon_threadsafe(self._fail_later if is_link else self._fail, error)
 
+    def _leave(self) -> None:
+        """End the worker in order."""
+        if not self._ended.done():
+            self._ended.set_result(None)
+
     def _fail(self, error: CoterieError) -> None:
-        """End the worker."""
+        """End the worker with an error."""
         self._wake(error)
         if not self._ended.done():
             self._ended.set_exception(error)
@@ -359,6 +365,9 @@ class WorkerProgram:
         if self._runner is not None:
             self._wake(NetworkError("the worker is leaving"))
             await asyncio.to_thread(self._runner.end, COMPUTE_END_S)
+        if self._server is not None:
+            self._outboxes[COORDINATOR].fail(NetworkError("the server is leaving"))
+            await asyncio.to_thread(self._server.end, COMPUTE_END_S)
         if self._sharing is not None:
             await asyncio.to_thread(self._sharing.close)
         for task in tuple(self._tasks):

@@ -38,6 +38,8 @@ from coterie.worker.network_ports import NetworkPorts
 from coterie.worker.outbox import Outbox
 from coterie.worker.settings import WorkerSettings
 from coterie.worker.sharing import DeviceSharing
+from coterie.worker.side_ports import SidePorts
+from coterie.worker.side_stage import SideForward
 
 Job = RunSegment | Generate | SaveState | None
 
@@ -67,6 +69,7 @@ class StageRunner:
         self._stage: StageModule | None = None
         self._optimizer: StageOptimizer | None = None
         self._executor: StageExecutor | None = None
+        self._side: SideForward | None = None
         self._ports: NetworkPorts | None = None
         self.sharing: DeviceSharing | None = None
         """The device's compute backends, if they are to share the stage's layers."""
@@ -112,6 +115,10 @@ class StageRunner:
             throttle=self._throttle(),
             backends=None if self.sharing is None else self.sharing.begin(stage),
         )
+        if self._assign.side is not None:
+            assert isinstance(ports, SidePorts)
+            name = f"stage {self._assign.stage}"
+            self._side = SideForward(stage, self._assign.side.side, ports, name=name, throttle=self._throttle())
         reset_peak()
         self._thread.start()
 
@@ -154,6 +161,9 @@ class StageRunner:
             )
 
     def _run_segment(self, job: RunSegment) -> None:
+        if self._side is not None:
+            self._side.run(job.first_step, job.steps)
+            return
         assert self._executor is not None
         schedule = make_schedule(
             job.schedule,
