@@ -12,10 +12,13 @@ from coterie.coordinator.plan_facts import PlanFacts, keep_facts, known_facts
 from coterie.ids import RunId
 from coterie.measure.model_profile import profile_model
 from coterie.models import make_model_spec, open_model
+from coterie.planner.side_bytes import TokenCounts
+from coterie.planner.way import RunData
 from coterie.profiles.cluster_profile import DeviceProfile, plannable_bytes
 from coterie.units import MIB
 
 WISHES = ("--batch-rows", "4", "--micro-batches", "2", "--epochs", "2")
+DATA = RunData(rows=4, epoch=TokenCounts(padded=28, real=22, selected=16), steps_per_epoch=1, steps=2)
 DEVICES = ("--device", "name=big,memory=500MiB", "--device", "name=small,memory=450MiB,speed=0.5")
 
 
@@ -31,7 +34,7 @@ def base(base_model, data):
         worker="x", name="x", memory_bytes=900 * MIB, base_bytes=400 * MIB, flops_per_s=1e8, update_bytes_per_s=1e9
     )
     model = profile_model(spec, memory_tokens=8, typical_tokens=7, name="tiny")
-    keep_facts(load_recipe(None, overrides), PlanFacts(model=model, device=device, steps=2))
+    keep_facts(load_recipe(None, overrides), PlanFacts(model=model, device=device, data=DATA))
     return words
 
 
@@ -116,7 +119,7 @@ def test_a_worker_joins_is_measured_and_let_go(answer, base_model, data):
         (["--device", "memory=lots"], "'lots' is not a size"),
         (["--device", "speed=fast"], "fast"),
         (["--device", "speed=0"], "above 0"),
-        (["--device", "colour=red"], "expected name=…, memory=…, speed=…"),
+        (["--device", "colour=red"], "expected name=…, memory=…, speed=…, watts=…, network_watts=…"),
         (["--device", "name=a b"], "a name has letters"),
         (["--device", "name=a", "--device", "name=a"], "two devices are named 'a'"),
         (["--link", "100Mbit/s"], "between --device devices"),

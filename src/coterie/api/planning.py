@@ -10,6 +10,7 @@ from coterie.config.recipe import ClusterSection, LocalWorker, Recipe
 from coterie.coordinator.job import Job, prepare_job
 from coterie.coordinator.observer import RunObserver
 from coterie.coordinator.plan_facts import PlanFacts, keep_facts
+from coterie.coordinator.run_data import run_data
 from coterie.coordinator.session import Session
 from coterie.ids import RunId
 from coterie.local import LocalFront
@@ -50,7 +51,7 @@ def measure_facts(recipe: Recipe, observer: RunObserver) -> PlanFacts:
     )
     job = _job(msgspec.structs.replace(recipe, cluster=alone), observer)
     cluster: ClusterProfile = _with_workers(job, observer, lambda session: session.measure())
-    facts = PlanFacts(model=job.model_profile, device=cluster.devices[0], steps=job.total_steps)
+    facts = PlanFacts(model=job.model_profile, device=cluster.devices[0], data=run_data(job))
     keep_facts(recipe, facts)
     return facts
 

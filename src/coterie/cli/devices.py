@@ -10,7 +10,7 @@ from coterie.units import parse_memory, parse_rate, parse_seconds
 if TYPE_CHECKING:
     from coterie.profiles.hypothetical import EvenLinks, HypotheticalDevice
 
-_KEYS = ("name", "memory", "speed")
+_KEYS = ("name", "memory", "speed", "watts", "network_watts")
 _HINT = "write it like --device name=phone,memory=600MiB,speed=0.5"
 _NAME = re.compile(r"[\w.-]+")
 
@@ -23,7 +23,8 @@ def add_device_flags(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="KEY=VALUE,…",
         help="a device to plan for instead of those that join: name, memory (600MiB; default: this machine's), "
-        "speed (1 is one core of this machine). Repeatable",
+        "speed (1 is one core of this machine), watts while it computes and network_watts while it sends or receives "
+        "(10 and 1; for the energy of --compare). Repeatable",
     )
     parser.add_argument("--link", metavar="RATE", help="rate of every link between --device devices, such as 100Mbit/s")
     parser.add_argument("--latency", metavar="TIME", help="latency of these links, such as 5ms (default 1ms)")
@@ -67,7 +68,9 @@ def links_from(args: argparse.Namespace) -> "EvenLinks | None":
 
 def _device(text: str, number: int) -> "HypotheticalDevice":
     from coterie.profiles.hypothetical import HypotheticalDevice  # noqa: PLC0415 - see cli.main
+    from coterie.profiles.power import PowerModel  # noqa: PLC0415
 
+    usual = PowerModel()
     pairs = dict(part.partition("=")[::2] for part in text.split(",") if part.strip())
     pairs = {key.strip(): value.strip() for key, value in pairs.items()}
     unknown = [key for key in pairs if key not in _KEYS]
@@ -78,9 +81,15 @@ def _device(text: str, number: int) -> "HypotheticalDevice":
         raise UsageError(f"--device {text}: a name has letters, digits, dots and dashes", hint=_HINT)
     try:
         memory = parse_memory(pairs["memory"]) if "memory" in pairs else None
-        speed = float(pairs.get("speed", "1"))
+        speed, watts, network_watts = (
+            float(pairs.get(key, default))
+            for key, default in (("speed", 1.0), ("watts", usual.compute_w), ("network_watts", usual.network_w))
+        )
     except ValueError as error:
         raise UsageError(f"--device {text}: {error}", hint=_HINT) from error
     if not 0 < speed < float("inf") or memory == 0:
         raise UsageError(f"--device {text}: speed and memory must be above 0", hint=_HINT)
-    return HypotheticalDevice(name=name, memory_bytes=memory, speed=speed)
+    if not all(0 <= value < float("inf") for value in (watts, network_watts)):
+        raise UsageError(f"--device {text}: watts must be 0 or more", hint=_HINT)
+    power = PowerModel(compute_w=watts, network_w=network_watts)
+    return HypotheticalDevice(name=name, memory_bytes=memory, speed=speed, power=power)

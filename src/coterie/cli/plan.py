@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from coterie.cli.compare import add_compare_flags, check_compare_flags, compare, side_section, split_side
 from coterie.cli.devices import add_device_flags, devices_from, links_from
 from coterie.cli.formatting import print_json
 from coterie.cli.parser import Parser
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from coterie.planner.plan import Plan
     from coterie.profiles.hypothetical import EvenLinks, HypotheticalDevice
 
-_SECTIONS = ("model", "data", "train", "plan", "cluster")
+_SECTIONS = ("model", "data", "train", "side", "plan", "cluster")
 
 
 def add_parser(verbs: "argparse._SubParsersAction[Parser]") -> Parser:
@@ -25,10 +26,12 @@ def add_parser(verbs: "argparse._SubParsersAction[Parser]") -> Parser:
         help="show the plan of a run without training",
         description="Show which device would run which layers, with memory and time, and train nothing.\n"
         "Workers join and are measured as by `coterie train`; or describe devices with --device, which are planned\n"
-        "for from this machine's own speed (measured once, then kept). Exit code 7 if nothing fits.",
+        "for from this machine's own speed (measured once, then kept). Exit code 7 if nothing fits.\n"
+        "With --compare: which way of fine-tuning takes how much of whom, and who gets to see what.",
     )
     parser.add_argument("recipe", nargs="?", type=Path, help="the recipe, a TOML file; without one, flags say it all")
     add_device_flags(parser)
+    add_compare_flags(parser)
     parser.add_argument("--schedule-grid", action="store_true", help="draw the order of forwards and backwards")
     add_recipe_flags(parser, sections=_SECTIONS)
     return parser
@@ -39,12 +42,18 @@ def run(args: argparse.Namespace) -> int:
     from coterie.config.loading import load_recipe  # noqa: PLC0415 - see cli.main
     from coterie.coordinator.preflight import check_planning  # noqa: PLC0415
 
+    check_compare_flags(args)
     devices, links = devices_from(args), links_from(args)
     overrides = overrides_from(args)
+    side_overrides: dict[str, object] = {}
+    if args.compare:
+        overrides, side_overrides = split_side(overrides)
     if devices:
         overrides |= {"cluster.workers": len(devices), "cluster.local_workers": ()}
     recipe = load_recipe(args.recipe, overrides)
     check_planning(recipe)
+    if args.compare:
+        return compare(recipe, side_section(recipe, side_overrides), devices, links, args)
     plan, explanation, steps = _imagined(recipe, devices, links, args) if devices else _measured(recipe, args)
     grid = _grid(plan) if args.schedule_grid else ""
     seconds = plan.predicted_step_s * steps
@@ -66,22 +75,12 @@ def _imagined(
     args: argparse.Namespace,
 ) -> "tuple[Plan, str, int]":
     """A plan for described devices; needs no torch where the facts are known."""
-    from coterie.cli.console import PlainConsole  # noqa: PLC0415 - see cli.main
-    from coterie.clock import SystemClock  # noqa: PLC0415
-    from coterie.coordinator.kept import kept_note  # noqa: PLC0415
-    from coterie.coordinator.plan_facts import known_facts  # noqa: PLC0415
+    from coterie.cli.described import facts_of  # noqa: PLC0415 - see cli.main
     from coterie.coordinator.planning import plan_request  # noqa: PLC0415
     from coterie.planner import explain, make_plan  # noqa: PLC0415
     from coterie.profiles.hypothetical import hypothetical_cluster  # noqa: PLC0415
 
-    facts = None if recipe.cluster.measure_again else known_facts(recipe)
-    console = PlainConsole(as_json=args.json)
-    if facts is None:
-        from coterie import api  # noqa: PLC0415 - imports torch: seconds
-
-        facts = api.measure_facts(recipe, console)
-    elif facts.device.measured_at_s:
-        console.notice(kept_note("this machine", facts.device, SystemClock().wall() - facts.device.measured_at_s))
+    facts = facts_of(recipe, as_json=args.json)
     request = plan_request(recipe, facts.model, hypothetical_cluster(devices, facts.device, links))
     plan = make_plan(request)
     return plan, explain(plan, request), facts.steps

@@ -8,6 +8,7 @@ import msgspec
 
 from coterie.config.recipe import Recipe
 from coterie.measure.cached import keep
+from coterie.planner.way import RunData
 from coterie.profiles.cache import ProfileCache, profile_key
 from coterie.profiles.cluster_profile import DeviceProfile
 from coterie.profiles.model_profile import ModelProfile
@@ -41,12 +42,17 @@ class PlanFacts(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         model: The model at the run's shapes.
         device: This machine with one thread, as a worker measured it.
-        steps: Optimizer steps of the run.
+        data: How many rows and tokens there are, and the run's optimizer steps.
     """
 
     model: ModelProfile
     device: DeviceProfile
-    steps: int
+    data: RunData
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps of the run."""
+        return self.data.steps
 
 
 def known_facts(recipe: Recipe) -> PlanFacts | None:
@@ -73,7 +79,7 @@ def _key(recipe: Recipe) -> str | None:
     for source in sources:
         files += sorted(path for path in source.rglob("*") if path.is_file()) if source.is_dir() else [source]
     return profile_key(
-        "plan facts",
+        "plan facts and data",
         model=recipe.model,
         data=data,
         train={name: getattr(recipe.train, name) for name in _TRAIN_KEYS},

@@ -7,6 +7,7 @@ import msgspec
 
 from coterie.ids import WorkerId
 from coterie.profiles.cluster_profile import ClusterProfile, DeviceProfile, LinkProfile, UnitTiming, plannable_bytes
+from coterie.profiles.power import PowerModel
 
 
 class HypotheticalDevice(msgspec.Struct, frozen=True, kw_only=True):
@@ -16,11 +17,13 @@ class HypotheticalDevice(msgspec.Struct, frozen=True, kw_only=True):
         name: What to call it.
         memory_bytes: What a worker may use there; None: as much as on the measured machine.
         speed: How fast it computes, the measured machine being 1.
+        power: What it draws; no plan depends on it.
     """
 
     name: str
     memory_bytes: int | None = None
     speed: float = 1.0
+    power: PowerModel = PowerModel()
 
 
 class EvenLinks(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,0 +1,23 @@
+"""How much a job learns from: the figures that costs depend on."""
+
+from coterie.coordinator.job import LIKELY_MICRO_BATCHES, Job
+from coterie.planner.side_bytes import TokenCounts
+from coterie.planner.way import RunData
+from coterie.tasks.batches import batch_shapes
+
+
+def run_data(job: Job) -> RunData:
+    """Rows and tokens of one epoch, and the run's steps."""
+    train = job.splits["train"]
+    epochs = job.recipe.train.epochs
+    settings = job.batch_settings(job.recipe.train.micro_batches or LIKELY_MICRO_BATCHES)
+    return RunData(
+        rows=len(train.rows),
+        epoch=TokenCounts(
+            padded=round(batch_shapes(train.lengths, settings).padded_tokens / epochs),
+            real=int(train.lengths.sum()),
+            selected=sum(job.task.count_loss_tokens(row.labels) for row in train.rows),
+        ),
+        steps_per_epoch=job.steps_per_epoch,
+        steps=job.total_steps,
+    )
