@@ -11,25 +11,19 @@ import numpy as np
 
 from coterie.backends.backend import Backend, BackendInfo, Loaded, Saved
 from coterie.backends.child_process import ChildProcessBackend
-from coterie.backends.self_test import relative_error
 from coterie.backends.shares import Array, Gradients, Inputs, Need, Outputs, Shape
 from coterie.backends.torch_backend import PROCESSOR, TorchBackend
 from coterie.clock import Clock, SystemClock
 from coterie.errors import BackendError
-from coterie.heads.dealing import count_of, joined, part_inner, part_inputs, part_shape, part_weights, row_of
+from coterie.heads.dealing import count_of, joined, part_inner, part_inputs, part_shape, part_weights
 from coterie.heads.lead import JobTime, Lead
+from coterie.heads.verifying import VERIFY_EVERY, wrong_gradient, wrong_row
 from coterie.logs import get_logger
 from coterie.profiles.backend_profile import Strategy
 
 _T = TypeVar("_T")
 _R = TypeVar("_R")
 _LOG = get_logger(__name__)
-
-VERIFY_EVERY = 20
-"""Every so many forwards of a backend, one row of its share is computed in torch too, and compared."""
-
-VERIFIED = 1e-3
-"""Relative difference up to which a backend is believed; those that work differ by some 1e-6."""
 
 
 class PartJob(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -59,12 +53,13 @@ class PartJob(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 
 class PartSaved:
-    """What a job keeps for its backward."""
+    """What a job keeps for its backward, and which row of it is to be verified, if any."""
 
     def __init__(self, job: PartJob, backend: str, saved: list[Saved]) -> None:
         self.job = job
         self.backend = backend
         self.saved = saved
+        self.row: int | None = None
 
     def release(self) -> None:
         """No backward will come."""
@@ -89,8 +84,8 @@ class BackendPool:
     """Backends of a device, each in a thread of its own from now until `close`.
 
     A job whose backend fails, or gives numbers that are not finite where torch's are, is repeated in torch at once, and
-    the backend gets no more of them. A backend that is wrong but finite is noticed by the verification, at the latest
-    `VERIFY_EVERY` forwards later: what it has computed until then has gone into the run.
+    the backend gets no more of them. A backend that is wrong but finite is noticed by the verification of every
+    `VERIFY_EVERY`th forward and of its backward: what it has computed until then has gone into the run.
 
     Args:
         backends: All of them; torch on the processor repeats what others fail in, and need not be one of them.
@@ -246,7 +241,8 @@ class BackendPool:
         except BackendError as error:
             self._bypass(job.backend, f"it failed: {error.message}")
             return self._forward_in_torch(job)
-        wrong = self._wrong(job, outputs) if finite else "it gave numbers that are not finite"
+        part.row = self._row_to_verify(job)
+        wrong = wrong_row(self._torch, job, part.row, outputs) if finite else "it gave numbers that are not finite"
         if not wrong:
             return outputs, part
         self.drop([part])  # memory on a backend is released in its own thread
@@ -266,9 +262,13 @@ class BackendPool:
             except BackendError as error:
                 reason = f"it failed: {error.message}"
             else:
-                if finite:
+                reason = (
+                    wrong_gradient(self._torch, part.job, part.row, call[1:], grads)
+                    if finite
+                    else "a gradient of it is not finite"
+                )
+                if not reason:
                     return grads
-                reason = "a gradient of it is not finite"
         if part.backend == _REPEATED:
             return self._backward(self._torch, call)
         # Whoever has failed has lost what it kept: once more from the inputs.
@@ -278,17 +278,10 @@ class BackendPool:
             self._bypass(part.backend, reason)
         return grads
 
-    def _wrong(self, job: PartJob, outputs: Outputs) -> str:
-        """What is wrong with a result, or nothing."""
+    def _row_to_verify(self, job: PartJob) -> int | None:
         self._forwards[job.backend] += 1
-        forwards = self._forwards[job.backend]
-        if forwards % VERIFY_EVERY or job.backend == PROCESSOR:
-            return ""
-        row = forwards // VERIFY_EVERY % len(job.inputs.x)
-        one = self._torch.load(job.shape, job.weights)
-        right, _ = self._torch.forward(one, row_of(job.inputs, row), keep=False)
-        error = relative_error(outputs.y[row : row + 1], right.y)
-        return "" if error <= VERIFIED else f"it computed wrongly: {error:.1e} away from torch (at most {VERIFIED:.0e})"
+        turn, rest = divmod(self._forwards[job.backend], VERIFY_EVERY)
+        return None if rest or job.backend == PROCESSOR else turn % len(job.inputs.x)
 
     def _bypass(self, name: str, reason: str) -> None:
         if name not in self.bypassed:

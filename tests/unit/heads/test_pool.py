@@ -14,7 +14,8 @@ from coterie.backends.shares import AttentionInputs, AttentionShape, Gradients, 
 from coterie.backends.torch_backend import TorchBackend
 from coterie.errors import BackendError
 from coterie.heads.dealing import count_of, joined, part_inner, part_inputs, part_shape, part_weights
-from coterie.heads.pool import VERIFY_EVERY, BackendPool, PartJob
+from coterie.heads.pool import BackendPool, PartJob
+from coterie.heads.verifying import VERIFY_EVERY
 
 ATTENTION = AttentionShape(
     hidden=24, output=20, head_dim=4, heads=12, groups=6, scale=0.5, rotary="half", rotary_dims=4
@@ -42,12 +43,14 @@ class Faulty(NumpyBackend):
             raise BackendError("the device is gone")
         if self.fault == "nan":
             outputs.y[0, 0, 0] = np.nan
-        if self.fault == "wrong":
+        if self.fault == "wrong" or (self.fault == "wrong heads" and isinstance(loaded.shape, AttentionShape)):
             outputs.y[:] *= 1.01
         return outputs, saved
 
     def backward(self, saved, gradient, need, *, inner_gradient=None):
         grads = super().backward(saved, gradient, need, inner_gradient=inner_gradient)
+        if self.fault == "wrong gradient":
+            grads.x[:] *= 1.01
         if self.fault == "backward":
             raise BackendError("the device is gone")
         if self.fault == "infinite gradient":
@@ -176,11 +179,16 @@ def test_a_part_whose_backend_fails_is_repeated_and_the_backend_left_out(pool, f
     assert len(told) == 1
 
 
-def test_a_backend_that_turns_wrong_is_noticed_within_the_stated_number_of_jobs(pool, faulty, told):
-    faulty.fault = "wrong"
+@pytest.mark.parametrize(("fault", "rounds"), [("wrong", 1), ("wrong gradient", 1), ("wrong heads", 2)])
+def test_a_backend_that_turns_wrong_is_noticed_within_the_stated_number_of_jobs(pool, faulty, told, fault, rounds):
+    faulty.fault = fault
     shares = {"torch": 4, "faulty": 2}
-    for _ in range(VERIFY_EVERY):
+    # Heads and neurons take turns, as in a model; one that is wrong in one of them only is noticed too.
+    for _ in range(-(-rounds * VERIFY_EVERY // 2)):
         run(pool, ATTENTION, shares)
+        if told:
+            break
+        run(pool, NEURONS, {"torch": 28, "faulty": 2})
         if told:
             break
     ((name, reason),) = told
