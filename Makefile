@@ -7,7 +7,7 @@ TORCH := torch==2.13.0
 TORCH_INDEX ?=
 PIP_INDEX := $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX),)
 
-BENCHMARKS := adapters heads_sim links memory qlora speed staleness tasks
+BENCHMARKS := adapters heads heads_sim links memory qlora speed staleness tasks
 
 .PHONY: install demo test test-all check bench docs clean
 
@@ -34,11 +34,11 @@ check: install
 
 test: check
 	scripts/install-test-packages
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist loadfile -m "not slow"
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist loadfile --no-loadscope-reorder -m "not slow"
 
 test-all: check
 	scripts/install-test-packages
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist loadfile --no-loadscope-reorder
 
 bench: install
 	for name in $(BENCHMARKS); do $(BIN)/python benchmarks/$$name.py --quick || exit 1; done

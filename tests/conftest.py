@@ -1,17 +1,38 @@
 """What holds for every test."""
 
+import gc
+from pathlib import Path
+
 import pytest
 import torch
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
-# The same examples on every run: main passes or fails by its code alone.
+# The same examples on every run: main passes or fails by its code alone, and not by how busy the machine is.
 # `--hypothesis-profile=search` looks for new ones.
-settings.register_profile("same", derandomize=True)
-settings.register_profile("search", derandomize=False)
+PATIENT = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+settings.register_profile("same", derandomize=True, max_examples=60, **PATIENT)
+settings.register_profile("search", derandomize=False, max_examples=1000, **PATIENT)
 settings.load_profile("same")
+
+TESTS = Path(__file__).parent
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup() -> None:
     """Random weights and inputs are the same on every run too, whichever tests ran before."""
     torch.manual_seed(0)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The files that take longest first: with two processes, no long one is then left for the end."""
+    folders = ("integration", "numerics", "contract", "cli")
+    last = len(folders)
+
+    def rank(item: pytest.Item) -> int:
+        folder = item.path.relative_to(TESTS).parts[0]
+        return folders.index(folder) if folder in folders else last
+
+    items.sort(key=rank)
+    # Half a million objects of imported libraries stay: no garbage collection needs to look at them again.
+    gc.collect()
+    gc.freeze()

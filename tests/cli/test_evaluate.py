@@ -64,6 +64,7 @@ def test_small_batches_change_nothing(answer, tagger, data):
     assert single["loss"] == pytest.approx(whole["loss"], rel=1e-6)
 
 
+@pytest.mark.slow
 def test_two_devices_give_the_figures_of_one(answer, tagger, data):
     _, alone = answer("evaluate", tagger, "--data", data)
     code, found = answer(

@@ -290,7 +290,7 @@ def cuts(draw):
     return [list(range(a, b)) for a, b in itertools.pairwise(edges)]
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(write=cuts(), read=cuts(), order=st.randoms(use_true_random=False))
 def test_any_cut_reads_what_any_other_cut_wrote(tmp_path, write, read, order):
     store = CheckpointStore(tmp_path / "store")

@@ -87,7 +87,8 @@ def _surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("COTERIE_CACHE", str(tmp_path_factory.mktemp("cache")))
         patch.setenv("OMP_NUM_THREADS", "1")
-        patch.setattr(device_profile, "_BUDGET_S", 0.01)
+        for name, value in {"_BUDGET_S": 0.01, "_MATRIX": 64, "_UPDATE_ELEMENTS": 1 << 12}.items():
+            patch.setattr(device_profile, name, value)
         yield
 
 

@@ -123,7 +123,7 @@ def test_a_frozen_embedding_stays_as_it_was(tmp_path, make_recipe, cluster, mode
     assert not torch.equal(trained[layer], before[layer])
 
 
-@pytest.mark.parametrize("schedule", ["stash", "2bw"])
+@pytest.mark.parametrize("schedule", ["stash", pytest.param("2bw", marks=pytest.mark.slow)])
 def test_schedules_that_never_flush_run_to_the_end(schedule, tmp_path, make_recipe, cluster, run):
     watcher = cluster()
     result = run(make_recipe(tmp_path / "run", schedule=schedule, epochs=2, micro_batches=4), watcher)

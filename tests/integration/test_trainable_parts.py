@@ -23,7 +23,7 @@ def moved(model, result):
     return {name for name in after if "classifier" not in name and not torch.equal(after[name], before[name])}
 
 
-@pytest.mark.parametrize("schedule", ["flush", "stash"])
+@pytest.mark.parametrize("schedule", ["flush", pytest.param("stash", marks=pytest.mark.slow)])
 def test_with_the_head_alone_no_gradient_leaves_the_last_stage(
     schedule, tmp_path, make_recipe, cluster, model, run, alone
 ):
@@ -68,7 +68,10 @@ def test_bitfit_moves_biases_and_nothing_else(tmp_path, make_recipe, cluster, mo
 
 
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
-@pytest.mark.parametrize(("method", "options"), [("lora", {"lora_rank": 2, "lora_dropout": 0.1}), ("bitfit", {})])
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [("lora", {"lora_rank": 2, "lora_dropout": 0.1}), pytest.param("bitfit", {}, marks=pytest.mark.slow)],
+)
 def test_a_few_parameters_are_learnt_by_delayed_updates_too(
     method, options, tmp_path, make_recipe, cluster, model, run
 ):

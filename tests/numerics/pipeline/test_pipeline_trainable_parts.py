@@ -40,6 +40,7 @@ CASES: dict[str, Callable[[Any], Any]] = {
     **{f"bert {v}": lambda lab, v=v: lab.bert(**adapters(v)) for v in ("rslora", "dora")},
     **{f"llama {v}": lambda lab, v=v: lab.llama(**adapters(v)) for v in ("lora", "rslora", "dora")},
 }
+TWO_STAGES_TOO = ("bert bitfit", "bert dora", "llama chosen", "llama lora")
 every_case = pytest.mark.parametrize("name", CASES)
 
 
@@ -50,7 +51,7 @@ def test_any_number_of_stages_trains_as_one_device_bit_for_bit(lab: Any, name: s
     start = expected.parameters()
     expected.run(STEPS)
     assert not lab.equal(expected.parameters(), start)
-    for stages in (2, 3):
+    for stages in (2, 3) if name in TWO_STAGES_TOO else (3,):
         got = lab.Pipeline(case, case.cuts(stages), ADAMW).run("flush", STEPS)
         assert got.losses == expected.losses
         assert lab.equal(got.parameters(), expected.parameters())

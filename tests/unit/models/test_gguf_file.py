@@ -91,7 +91,7 @@ def test_one_part_of_several_is_refused_with_how_to_join_them(tmp_path):
     assert "llama-gguf-split" in (refusal.value.hint or "")
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_no_damage_to_the_header_ends_otherwise_than_in_our_errors(written, tmp_path_factory, data):
     content = bytearray(written[0].read_bytes())

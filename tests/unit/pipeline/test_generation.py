@@ -238,7 +238,7 @@ def items(draw):
     )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(asked=st.lists(items(), max_size=6), temperature=st.sampled_from([0.0, 1.0]))
 def test_whatever_is_asked_ends_in_tokens_or_in_a_protocol_error(stage, asked, temperature):
     ports = ListedPorts(asked)

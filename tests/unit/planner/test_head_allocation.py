@@ -50,7 +50,7 @@ def profiles_of(draw: st.DrawFn) -> tuple[dict[str, tuple[ShareTiming, ...]], in
     return found, total
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(profiles_of())
 def test_without_a_threshold_the_slowest_share_is_as_fast_as_any_allocation_can_make_it(case):
     profiles, total = case
@@ -59,7 +59,7 @@ def test_without_a_threshold_the_slowest_share_is_as_fast_as_any_allocation_can_
     assert sum(share.count for share in found.shares) == total
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(profiles_of(), st.sampled_from([0.0, 0.03, 0.5]))
 def test_shares_add_up_cost_what_was_measured_and_are_never_slower_than_the_best_single(case, least_gain):
     profiles, total = case
@@ -76,7 +76,7 @@ def test_shares_add_up_cost_what_was_measured_and_are_never_slower_than_the_best
         assert found.best_single_s >= found.predicted_s * (1 + least_gain)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(profiles_of())
 def test_every_backend_that_stays_saves_the_threshold(case):
     profiles, total = case
@@ -88,7 +88,7 @@ def test_every_backend_that_stays_saves_the_threshold(case):
             assert brute_force(others, total) >= found.predicted_s * 1.1
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(profiles_of())
 def test_the_papers_search_is_never_faster_than_the_exact_one(case):
     profiles, total = case
@@ -98,7 +98,7 @@ def test_the_papers_search_is_never_faster_than_the_exact_one(case):
         assert searched.predicted_s >= allocate_part(profiles, total, least_gain=0.0).predicted_s
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.integers(0, 10**6), st.integers(1, 3))
 def test_neurons_between_measured_widths_are_interpolated(seed, backends):
     draw = random.Random(seed)

@@ -13,7 +13,9 @@ from coterie.planner.search import TimeSearch
 from coterie.planner.tables import Tables, memory_limits
 
 KINDS = ["flush", "gpipe", "stash", "2bw", "forward"]
-SEARCHES = settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
+SEARCHES = settings(
+    max_examples=20, deadline=None, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow]
+)
 
 
 def few_enough(problem: Problem, ways_at: dict[int, int]) -> bool:
