@@ -7,6 +7,7 @@ from typing import Protocol, cast
 import msgspec
 
 from coterie.backends.backend import Backend
+from coterie.backends.driver_trial import crash_of
 from coterie.backends.self_test import TOLERANCE, self_test
 from coterie.errors import BackendError
 
@@ -19,6 +20,9 @@ MODULES = {
 }
 """Module by name, in the order in which they are tried. Each has `probe(threads) -> Sequence[Backend]`, which raises
 `BackendError` with the reason if its package or driver is absent."""
+
+DRIVERS = frozenset({"opencl", "webgpu"})
+"""Those that load a foreign driver into this process; it is tried in another one before."""
 
 
 class _Module(Protocol):
@@ -55,7 +59,7 @@ def find_backends(threads: int, names: tuple[str, ...] | None = None) -> Found:
     absent: dict[str, str] = {}
     for name, module in modules.items():
         try:
-            candidates = cast("_Module", importlib.import_module(module)).probe(threads)
+            candidates = _probed(name, module, threads)
         except Exception as error:  # a driver may raise anything, and must not stop the others
             absent[name] = _reason(error)
             continue
@@ -77,6 +81,12 @@ def find_backends(threads: int, names: tuple[str, ...] | None = None) -> Found:
             backend.close()
         raise
     return Found(backends=tuple(backends), errors=errors, absent=absent)
+
+
+def _probed(name: str, module: str, threads: int) -> Sequence[Backend]:
+    if name in DRIVERS and (crash := crash_of(module, threads)):
+        raise BackendError(crash, hint="update or remove the driver")
+    return cast("_Module", importlib.import_module(module)).probe(threads)
 
 
 def _tested(backend: Backend, errors: dict[str, float]) -> str:
