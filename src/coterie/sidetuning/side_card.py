@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping
 
+import msgspec
+
 from coterie import __version__
 from coterie.checkpoint.export_record import ExportRecord
 from coterie.jobs.side_folder import BACKBONE, FIRST_TASK_LAYERS, SIDE_NETWORK, TASK_LAYERS, SideConfig
@@ -57,10 +59,11 @@ def usage(config: SideConfig, *, stub_form: StubForm, task_layers: bool) -> list
         task_layers: There is a file with layers trained beside the side network.
     """
     side, first = config.side, config.side.first_layer
-    place = f'f"{{folder}}/{BACKBONE}"' if config.backbone == BACKBONE else repr(config.backbone)
-    gguf = f", gguf_file={config.gguf_file!r}" if config.gguf_file else ""
+    place = f'f"{{folder}}/{BACKBONE}"' if config.backbone == BACKBONE else _quoted(config.backbone)
+    gguf = f", gguf_file={_quoted(config.gguf_file)}" if config.gguf_file else ""
     load = [f'model.load_state_dict(load_file(f"{{folder}}/{TASK_LAYERS}"), strict=False)'] if task_layers else []
-    tapped = f"list(enumerate(model.{config.blocks}, 1))" + (f"[{first - 1}:]" if first > 1 else "")
+    blocks = f"enumerate(model.{config.blocks}, 1)"
+    tapped = f"list({blocks})[{first - 1}:]" if first > 1 else blocks
     hidden = "climb(layer, output)" if stub_form == "tensor" else "(climb(layer, output[0]), *output[1:])"
     return [
         "from safetensors.torch import load_file",
@@ -83,6 +86,10 @@ def usage(config: SideConfig, *, stub_form: StubForm, task_layers: bool) -> list
         f"    block.register_forward_hook(lambda _block, _inputs, output, layer=layer: {hidden})",
         *(_additive_usage(task_layers=task_layers) if side.mode == "additive" else ()),
     ]
+
+
+def _quoted(text: str) -> str:
+    return msgspec.json.encode(text).decode()  # a JSON string is a Python string
 
 
 def _additive_usage(*, task_layers: bool) -> list[str]:
