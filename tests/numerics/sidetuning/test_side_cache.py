@@ -1,4 +1,4 @@
-"""Training from the cache is training on what the devices sent: bit for bit in float32, with a stated difference else."""
+"""Training from the cache is training on what devices sent: bit for bit in float32, with a stated difference else."""
 
 import random
 
