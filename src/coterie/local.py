@@ -48,6 +48,7 @@ class LocalCluster:
 
     Args:
         on_exit: Called from a thread, with name and exit code, for each worker that ends before it was told to.
+        cache_folder: Where a server keeps what it must not lose.
     """
 
     def __init__(
@@ -57,8 +58,10 @@ class LocalCluster:
         *,
         log_folder: Path | None = None,
         on_exit: Callable[[str, int], None] = lambda _name, _code: None,
+        cache_folder: Path | None = None,
     ) -> None:
         self._workers = workers
+        self._cache_folder = cache_folder
         self._join_link = join_link
         self._on_exit = on_exit
         self._folder = log_folder or Path(tempfile.mkdtemp(prefix="coterie-workers-"))
@@ -85,6 +88,9 @@ class LocalCluster:
     def _start(self, name: str, worker: LocalWorker) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "coterie", "worker", f"--name={name}", "--threads", str(worker.threads)]
         command += ["--speed", str(worker.speed), "--device", worker.device, "--backends", worker.backends]
+        if worker.role == "server":
+            command += ["--role", "server"]
+            command += [] if self._cache_folder is None else [f"--cache-folder={self._cache_folder}"]
         if worker.memory:
             command += ["--memory", worker.memory, "--enforce-memory"]
         environment = dict(os.environ)
@@ -155,8 +161,10 @@ class LocalFront:
         *,
         sinks: "Sink | None" = None,
         log_folder: Path | None = None,
+        cache_folder: Path | None = None,
     ) -> None:
         self._cluster = cluster
+        self._cache_folder = cache_folder
         self._observer = observer
         self._sinks = sinks
         self._log_folder = log_folder
@@ -175,7 +183,13 @@ class LocalFront:
     def joinable(self, join_link: str) -> None:
         """See `RunObserver`."""
         workers = self._cluster.effective_local_workers
-        self._workers = LocalCluster(workers, join_link, log_folder=self._log_folder, on_exit=self._worker_ended)
+        self._workers = LocalCluster(
+            workers,
+            join_link,
+            log_folder=self._log_folder,
+            on_exit=self._worker_ended,
+            cache_folder=self._cache_folder,
+        )
         self._workers.__enter__()
         if not self._cluster.all_local:
             self._observer.joinable(join_link)

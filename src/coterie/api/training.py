@@ -10,6 +10,7 @@ import msgspec
 
 from coterie.api.quiet import QuietObserver
 from coterie.api.run_lock import hold_folder
+from coterie.api.side_training import export_trained, prepare_side, refuse_finished_side, run_side
 from coterie.checkpoint.export import ExportOptions, check_out_folder, export_model
 from coterie.checkpoint.model_card import CardFacts
 from coterie.checkpoint.names import checkpoint_folder
@@ -45,13 +46,14 @@ class FinetuneResult(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     Attributes:
         model_folder: A plain Hugging Face folder, or a PEFT adapter folder under LoRA.
         run_folder: Recipe, events, plot, checkpoints and the summary.
+        plan: Of the devices; None of a resumed side-tuning run that needed none.
         losses: Mean loss of each optimizer step of this run (since the resume, if it was one).
         quality: The last evaluation of each split.
     """
 
     model_folder: Path
     run_folder: Path
-    plan: Plan
+    plan: Plan | None
     summary: SummaryRecord
     losses: tuple[float, ...]
     quality: tuple[EvaluationRecord, ...]
@@ -83,7 +85,7 @@ def train(recipe: Recipe, observer: RunObserver) -> FinetuneResult:
         CoterieError: The run ended early; checkpoints stay in the run folder.
     """
     with hold_folder(Path(recipe.run.output)):
-        return _train(recipe, observer)
+        return _train_side(recipe, observer) if recipe.train.mode == "side" else _train(recipe, observer)
 
 
 def _train(recipe: Recipe, observer: RunObserver) -> FinetuneResult:
@@ -105,6 +107,32 @@ def _train(recipe: Recipe, observer: RunObserver) -> FinetuneResult:
     with contextlib.closing(Fanout(_sinks(recipe, folder))) as sinks:
         outcome = _execute(job, observer, sinks, store, checkpoint)
     return _finish(job, outcome, folder, observer)
+
+
+def _train_side(recipe: Recipe, observer: RunObserver) -> FinetuneResult:
+    folder = Path(recipe.run.output)
+    check_run_folder(recipe)
+    job, record = prepare_side(recipe, _new_run_id(), observer)
+    for note in job.notes:
+        observer.notice(note)
+    refuse_finished_side(job, record, folder / SUMMARY, folder / MODEL)
+    _write(folder / RECIPE, recipe_to_toml(recipe).encode())
+    if record is None:
+        set_aside(folder / EVENTS)
+    outcome = run_side(job, record, observer, _sinks(recipe, folder))
+    if outcome.parameters:
+        observer.notice(f"saving the side network to {folder / MODEL}")
+        export_trained(job, outcome, folder / MODEL)
+        _write(folder / SUMMARY, summary_json(outcome.summary))
+        plot_run(read_events(folder / EVENTS), folder / PLOT, title=f"{short_name(job.source.name)}, side network")
+    return FinetuneResult(
+        model_folder=folder / MODEL,
+        run_folder=folder,
+        plan=outcome.plan,
+        summary=outcome.summary,
+        losses=outcome.losses,
+        quality=outcome.summary.quality,
+    )
 
 
 def _execute(

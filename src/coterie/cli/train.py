@@ -49,5 +49,8 @@ def run(args: argparse.Namespace) -> int:
         return 0
     print_summary(result.summary)
     print(summary_line(result.summary))
+    if not result.model_folder.exists():
+        print("the server goes on alone; fetch the side network later by the same command with --resume")
+        return 0
     print(f"model: {result.model_folder}  plot: {result.run_folder / api.PLOT}")
     return 0

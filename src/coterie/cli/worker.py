@@ -3,6 +3,7 @@
 import argparse
 import os
 import platform
+from pathlib import Path
 
 from coterie.cli.parser import Parser
 from coterie.errors import UsageError
@@ -37,6 +38,18 @@ def add_parser(verbs: "argparse._SubParsersAction[Parser]") -> Parser:
     parser.add_argument(
         "--measure-again", action="store_true", help="measure this device anew, whatever earlier runs have kept"
     )
+    parser.add_argument(
+        "--role",
+        choices=("device", "server"),
+        default="device",
+        help="device: run layers of the model (default). server: train the side network of a side-tuning run",
+    )
+    parser.add_argument(
+        "--cache-folder",
+        type=Path,
+        metavar="FOLDER",
+        help="of a server: where it keeps activations and its state, so that it may be killed; default: in memory",
+    )
     return parser
 
 
@@ -68,7 +81,16 @@ def _settings(args: argparse.Namespace) -> WorkerSettings:
         direct_links=not args.no_direct_links,
         measure_again=args.measure_again,
         backends=_backends(args.backends),
+        role=args.role,
+        cache_folder=_cache_folder(args),
     )
+
+
+def _cache_folder(args: argparse.Namespace) -> Path | None:
+    folder: Path | None = args.cache_folder
+    if folder is not None and args.role != "server":
+        raise UsageError("--cache-folder is for a server", hint="add --role server, or leave it out")
+    return folder
 
 
 def _memory(text: str | None) -> int | None:

@@ -47,11 +47,14 @@ class SideStage(msgspec.Struct, frozen=True, kw_only=True):
     server: WorkerId
 
 
+PLAN_VERSION: Final = 1
+"""A side-tuning run is planned once; resumed, it is a new plan for other workers."""
+
+
 class AssignServer(Message, frozen=True, kw_only=True):
     """Keep this run's activations and train its side network. A `WEIGHTS` frame of the output layer follows.
 
     Attributes:
-        parts: How many frames of activations make a micro-batch: one from each stage that taps something.
         width: D.
         layers: The layers that are tapped.
         rows, digests: How many rows each split has, and a digest of them.
@@ -63,12 +66,10 @@ class AssignServer(Message, frozen=True, kw_only=True):
     """
 
     run: RunId
-    plan_version: int
     spec: ModelSpec
     side: SideSpec
     optimizer: OptimizerSpec
     task: str
-    parts: int
     width: int
     layers: tuple[int, ...]
     rows: dict[str, int]
@@ -109,12 +110,14 @@ class TapsBody(Message, frozen=True, kw_only=True):
     Attributes:
         split: `train`, `dev` or `test`.
         layers: The layers whose outputs these are, in order; none of labels.
-        train_step: The optimizer step that the rows belong to, where activations are not kept; else -1.
+        train_step: Of labels: the optimizer step that the rows belong to, where activations are not kept; else -1.
+        parts: Of labels: how many frames of activations make the micro-batch, one from each stage that taps something.
     """
 
     split: str
     layers: tuple[int, ...] = ()
     train_step: int = -1
+    parts: int = 0
 
 
 class StageForwarded(Message, frozen=True, kw_only=True):

@@ -3,7 +3,8 @@
 import secrets
 from typing import TypeVar
 
-from coterie.cluster.messages import LinksMeasured, MeasureLinks, Message, PeerAddress, Profiled, ProfileRequest
+from coterie.cluster.message import Message
+from coterie.cluster.messages import LinksMeasured, MeasureLinks, PeerAddress, Profiled, ProfileRequest
 from coterie.coordinator.kept import TAKES, kept_note
 from coterie.coordinator.members import Member, Members
 from coterie.coordinator.observer import RunObserver

@@ -10,6 +10,7 @@ import numpy as np
 from coterie.config.recipe import Recipe
 from coterie.coordinator.preflight import read_options
 from coterie.coordinator.prompt_groups import Prompts
+from coterie.coordinator.side_spec import backbone_spec, side_model_spec
 from coterie.ids import RunId
 from coterie.jobs.model_spec import LoraSpec, ModelSpec
 from coterie.jobs.optimizer_spec import OptimizerSpec
@@ -101,18 +102,8 @@ def prepare_job(recipe: Recipe, run: RunId, tell: Callable[[str], None]) -> Job:
     tokenizer = load_tokenizer(source.path)
     if task.auto_class == LABELLING_CLASS:
         overrides = overrides | agree_on_pad(tokenizer, getattr(source.config, "pad_token_id", None))
-    spec = make_model_spec(
-        source,
-        auto_class=task.auto_class,
-        config_overrides=overrides,
-        seed=recipe.train.seed,
-        method=recipe.train.method,
-        lora=_lora(recipe),
-        frozen_patterns=recipe.train.freeze,
-        trainable_patterns=recipe.train.trainable,
-        compute_dtype=recipe.model.compute_dtype,
-        frozen_dtype=recipe.model.frozen_dtype,
-    )
+    is_side = recipe.train.mode == "side"
+    spec = side_model_spec(recipe, source, task, overrides) if is_side else _spec(recipe, source, task, overrides)
     anatomy = describe(spec)
     if recipe.data.packing:
         check_packing(spec)
@@ -134,8 +125,10 @@ def prepare_job(recipe: Recipe, run: RunId, tell: Callable[[str], None]) -> Job:
         task=task,
         splits=encoded,
         optimizer=_optimizer(recipe, len(encoded["train"].rows)),
-        model_profile=_profile(recipe, spec, encoded["train"], short_name(source.name)),
-        data_digest=_data_digest(encoded["train"].rows),
+        model_profile=_profile(
+            recipe, backbone_spec(spec) if is_side else spec, encoded["train"], short_name(source.name)
+        ),
+        data_digest=rows_digest(encoded["train"].rows),
         base_digest=weights_digest(source),
         notes=(*tokenizer.notes, *new_layers),
         text_field=field_of_bare_texts(splits["train"].examples),
@@ -187,6 +180,21 @@ def encode_splits(
 def vocabulary_size(anatomy: Anatomy) -> int:
     """How many tokens a model's embedding knows."""
     return max(anatomy.shapes[name][0] for name, unit in anatomy.unit_of.items() if unit == 0)
+
+
+def _spec(recipe: Recipe, source: ModelSource, task: Task, overrides: Mapping[str, object]) -> ModelSpec:
+    return make_model_spec(
+        source,
+        auto_class=task.auto_class,
+        config_overrides=overrides,
+        seed=recipe.train.seed,
+        method=recipe.train.method,
+        lora=_lora(recipe),
+        frozen_patterns=recipe.train.freeze,
+        trainable_patterns=recipe.train.trainable,
+        compute_dtype=recipe.model.compute_dtype,
+        frozen_dtype=recipe.model.frozen_dtype,
+    )
 
 
 def _lora(recipe: Recipe) -> LoraSpec | None:
@@ -247,7 +255,8 @@ def _parameter_count(anatomy: Anatomy) -> str:
     return f"{total / 1e6:.1f} M parameters, {trained / 1e6:.2f} M of them trained"
 
 
-def _data_digest(rows: Sequence[EncodedExample]) -> str:
+def rows_digest(rows: Sequence[EncodedExample]) -> str:
+    """Tells one set of encoded rows from another."""
     digest = hashlib.sha256()
     for row in rows:
         digest.update(len(row.input_ids).to_bytes(8, "little"))

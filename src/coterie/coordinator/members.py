@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from coterie import __version__
 from coterie.clock import Clock
 from coterie.cluster.membership import ClusterState, Heard, Joined, Left, apply, decide
+from coterie.cluster.message import Message
 from coterie.cluster.messages import (
     CONTROL,
     DONE,
@@ -17,7 +18,6 @@ from coterie.cluster.messages import (
     Goodbye,
     Heartbeat,
     Hello,
-    Message,
     Refused,
     Welcome,
     control,

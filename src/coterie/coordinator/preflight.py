@@ -9,6 +9,7 @@ from pathlib import Path
 
 from coterie.checkpoint.names import checkpoint_folder, saved_steps
 from coterie.config.recipe import ClusterSection, DataSection, Recipe
+from coterie.coordinator.side_record import SIDE_RUN
 from coterie.errors import CheckpointError, StorageError, UsageError
 from coterie.jobs.model_folder import local_model
 from coterie.tasks.readers.options import DataSource, ReadOptions
@@ -62,6 +63,9 @@ def check_run_folder(recipe: Recipe) -> None:
     """
     folder = Path(recipe.run.output)
     steps = saved_steps(checkpoint_folder(folder))
+    if recipe.train.mode == "side" and not steps:
+        _check_side_folder(folder, resume=recipe.run.resume)
+        return
     if recipe.run.resume and not steps:
         raise CheckpointError(
             f"{folder} holds no checkpoint to resume from",
@@ -70,6 +74,21 @@ def check_run_folder(recipe: Recipe) -> None:
     if steps and not recipe.run.resume:
         raise UsageError(
             f"{folder} holds the checkpoints of an earlier run",
+            hint="continue it with --resume, or give this run a folder of its own with --output",
+        )
+    _check_writable(folder)
+
+
+def _check_side_folder(folder: Path, *, resume: bool) -> None:
+    begun = (folder / SIDE_RUN).exists()
+    if resume and not begun:
+        raise CheckpointError(
+            f"{folder} holds no side-tuning run to resume",
+            hint="give the run's folder by --output, or drop --resume",
+        )
+    if begun and not resume:
+        raise UsageError(
+            f"{folder} holds an earlier side-tuning run",
             hint="continue it with --resume, or give this run a folder of its own with --output",
         )
     _check_writable(folder)

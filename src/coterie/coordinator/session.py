@@ -11,12 +11,14 @@ from coterie import __version__
 from coterie.checkpoint.reading import Checkpoint
 from coterie.clock import Clock, SystemClock
 from coterie.cluster.messages import Assign, ProfileRequest, StageReady, Stop
+from coterie.cluster.side_messages import SideStage
 from coterie.coordinator.gathering import measure_cluster
 from coterie.coordinator.job import Job
 from coterie.coordinator.members import Members
 from coterie.coordinator.observer import RunObserver
 from coterie.coordinator.planning import make_job_plan
 from coterie.coordinator.shards import ShardSource, send_stage
+from coterie.coordinator.side_spec import backbone_spec
 from coterie.coordinator.stopping import StopRequests
 from coterie.errors import CoterieError, InterruptedRunError, ProtocolError, WorkerLostError
 from coterie.ids import WorkerId
@@ -117,7 +119,8 @@ class Session:
         """Profiles of the devices that joined and of the links between them."""
         job = self._job
         rows = max(job.recipe.train.batch_rows // 4, 1), max(job.recipe.train.batch_rows, 2)
-        request = ProfileRequest(spec=job.spec, model=job.model_profile, rows=rows, again=self._cluster.measure_again)
+        spec = backbone_spec(job.spec) if job.recipe.train.mode == "side" else job.spec
+        request = ProfileRequest(spec=spec, model=job.model_profile, rows=rows, again=self._cluster.measure_again)
         cluster = await measure_cluster(self.members, request, self._observer)
         for notice in slow_in_bfloat16(cluster, job.spec):
             self._observer.notice(notice)
@@ -131,11 +134,17 @@ class Session:
         """
         return make_job_plan(self._job, await self.measure(), micro_batches=micro_batches)
 
-    async def hand_out(self, plan: Plan, resume_from: Checkpoint | None) -> dict[WorkerId, StageReady]:
-        """Give each stage its assignment and weights, and wait until all are built: what each worker says then."""
+    async def hand_out(
+        self, plan: Plan, resume_from: Checkpoint | None, *, side: SideStage | None = None
+    ) -> dict[WorkerId, StageReady]:
+        """Give each stage its assignment and weights, and wait until all are built: what each worker says then.
+
+        With `side` they are stages of a frozen backbone, which run forward only.
+        """
         job = self._job
-        source = ShardSource(job.spec, job.weights, resume_from)
-        tied = self._tied_peers(plan)
+        spec = job.spec if side is None else backbone_spec(job.spec)
+        source = ShardSource(spec, job.weights, resume_from)
+        tied = self._tied_peers(plan) if side is None else {}
         for stage in plan.stages:
             member = self.members.by_id[stage.worker]
             await member.send(
@@ -143,12 +152,13 @@ class Session:
                     run=job.run,
                     plan=plan,
                     stage=stage.stage,
-                    spec=job.spec,
+                    spec=spec,
                     optimizer=job.optimizer,
                     task=job.task.name,
-                    gradient_below=any(job.anatomy.trainable[: stage.first_unit]),
+                    gradient_below=side is None and any(job.anatomy.trainable[: stage.first_unit]),
                     tied_peer=tied.get(stage.worker, WorkerId("")),
                     resumed_step=resume_from.step if resume_from else 0,
+                    side=side,
                 )
             )
             await send_stage(member, plan, stage.stage, source, job.run)

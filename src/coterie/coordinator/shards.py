@@ -54,18 +54,23 @@ async def send_stage(member: Member, plan: Plan, stage: int, source: ShardSource
     """Send a stage's units one by one: the coordinator holds one unit at a time."""
     assignment = plan.stages[stage]
     for unit in range(assignment.first_unit, assignment.stop_unit):
-        tensors = await asyncio.to_thread(source.read, unit)
-        parts = [encode(tensor, name, "raw") for name, tensor in tensors.items()]
-        header = FrameHeader(
-            kind=WEIGHTS,
-            source=COORDINATOR,
-            target=member.worker,
-            run=run,
-            plan_version=plan.version,
-            body=pack(UnitBody(unit=unit)),
-            tensors=tuple(spec for spec, _ in parts),
-        )
-        await member.send_frame(Frame(header, tuple(buffer for _, buffer in parts)))
+        await send_unit(member, unit, source, run, plan.version)
+
+
+async def send_unit(member: Member, unit: int, source: ShardSource, run: RunId, plan_version: int) -> None:
+    """Send one unit."""
+    tensors = await asyncio.to_thread(source.read, unit)
+    parts = [encode(tensor, name, "raw") for name, tensor in tensors.items()]
+    header = FrameHeader(
+        kind=WEIGHTS,
+        source=COORDINATOR,
+        target=member.worker,
+        run=run,
+        plan_version=plan_version,
+        body=pack(UnitBody(unit=unit)),
+        tensors=tuple(spec for spec, _ in parts),
+    )
+    await member.send_frame(Frame(header, tuple(buffer for _, buffer in parts)))
 
 
 def keep_state(writer: CheckpointWriter, unit: int, frame: Frame) -> None:

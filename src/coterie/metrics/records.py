@@ -238,6 +238,30 @@ class LinkSummary(msgspec.Struct, frozen=True, kw_only=True):
     path: str = ""
 
 
+class SideFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """What is particular to a side-tuning run.
+
+    Attributes:
+        collect_s: Wall time until everything was in the server's cache.
+        device_passes: How often devices ran the backbone over all rows (training, `dev` and `test` together).
+        device_forward_s, device_cpu_s: Of all devices together, in forwards.
+        taps_bytes: Activations that devices sent, as the formulas count them.
+        wire_bytes: The same with the frames' headers, before encryption.
+        fetched_bytes: The side network and task layers, fetched at the end.
+        cache_bytes: What the server's cache takes.
+    """
+
+    server: str
+    collect_s: float
+    device_passes: float
+    device_forward_s: float
+    device_cpu_s: float
+    taps_bytes: int
+    wire_bytes: int
+    fetched_bytes: int
+    cache_bytes: int
+
+
 class SummaryRecord(Record, frozen=True, kw_only=True):
     """The run in figures.
 
@@ -249,6 +273,7 @@ class SummaryRecord(Record, frozen=True, kw_only=True):
         one_device_step_s: Seconds per step it would need (predicted).
         quality: The last evaluations, one per split.
         counts: Further counts worth a line, such as `rows truncated`.
+        side: Of a side-tuning run; `steps` then are the server's.
     """
 
     model: str
@@ -270,6 +295,7 @@ class SummaryRecord(Record, frozen=True, kw_only=True):
     output: str = ""
     counts: dict[str, int] = {}
     first_step: int = 0
+    side: SideFigures | None = None
 
 
 AnyRecord = (

@@ -6,6 +6,7 @@ import msgspec
 import torch
 from torch import Tensor
 
+from coterie.cluster.message import Message
 from coterie.cluster.messages import (
     BATCH,
     DONE,
@@ -15,7 +16,6 @@ from coterie.cluster.messages import (
     TIED,
     BatchBody,
     GenerationBody,
-    Message,
     MicroBatchDone,
     NormPart,
     NormTotal,

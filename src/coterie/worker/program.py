@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 from torch import Tensor
 
+from coterie.cluster.message import Message
 from coterie.cluster.messages import (
     BATCH,
     CONTROL,
@@ -24,7 +25,6 @@ from coterie.cluster.messages import (
     Heartbeat,
     LinksMeasured,
     MeasureLinks,
-    Message,
     NormTotal,
     Profiled,
     ProfileRequest,

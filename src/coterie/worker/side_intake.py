@@ -56,8 +56,8 @@ class Intake:
         first = self._first[split]
         return all(first + row in self._cache for row in range(self._assign.rows[split]))
 
-    def take(self, frame: Frame) -> TapsBody | None:
-        """Take a part of a micro-batch; what the micro-batch is, if it was the last one.
+    def take(self, frame: Frame) -> bool:
+        """Take a part of a micro-batch; whether it was the last one, and the micro-batch is kept now.
 
         Raises:
             ProtocolError: The parts do not belong together.
@@ -68,16 +68,16 @@ class Intake:
             raise ProtocolError(f"{frame.header.source or 'a peer'} sent activations without saying of what")
         parts = self._parts.setdefault(frame.header.step, [])
         parts.append((frame, body))
-        if len(parts) < self._assign.parts + 1:  # one more with the rows and labels, from the coordinator
-            return None
+        described = [part for sent, part in parts if sent.header.kind == LABELS]
+        if not described or len(parts) < described[0].parts + 1:
+            return False
         del self._parts[frame.header.step]
         batch = self._joined(parts)
         if self._passes(body.split):
-            (step,) = {part.train_step for sent, part in parts if sent.header.kind == LABELS}
-            self._passing.setdefault(step, []).append(batch)
+            self._passing.setdefault(described[0].train_step, []).append(batch)
         else:
             self._cache.put(batch, (frame.header.step,))
-        return body
+        return True
 
     def has_rows(self, step: int, rows: Sequence[int]) -> bool:
         """Whether an optimizer step's rows of the training split are there."""

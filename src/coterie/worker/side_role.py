@@ -6,7 +6,16 @@ from collections.abc import Callable
 from torch import Tensor
 
 from coterie.cluster.messages import CONTROL, WEIGHTS, RunSegment, SaveState, control, unpack
-from coterie.cluster.side_messages import LABELS, ORDER, TAPS, AssignServer, EvaluateSide, GoAlone, OnItsOwn
+from coterie.cluster.side_messages import (
+    LABELS,
+    ORDER,
+    PLAN_VERSION,
+    TAPS,
+    AssignServer,
+    EvaluateSide,
+    GoAlone,
+    OnItsOwn,
+)
 from coterie.errors import CoterieError, ProtocolError
 from coterie.ids import WorkerId
 from coterie.tensors.codecs import decode
@@ -76,7 +85,7 @@ class ServerRole:
             raise ProtocolError(f"{header.source or 'a peer'} sent a server a frame of kind {header.kind[:40]!r}")
         if self._server is None or assign is None:
             return
-        if (header.run, header.plan_version) == (assign.run, assign.plan_version):
+        if (header.run, header.plan_version) == (assign.run, PLAN_VERSION):
             self._server.take(frame)
 
     async def _handles(self, message: object) -> bool:

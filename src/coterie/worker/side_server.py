@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from coterie.clock import SystemClock
+from coterie.cluster.message import Message
 from coterie.cluster.messages import (
     PARAMETER,
     PREDICTIONS,
     STATE,
-    Message,
     MicroBatchDone,
     RunSegment,
     SaveState,
@@ -28,6 +28,7 @@ from coterie.cluster.messages import (
 from coterie.cluster.side_messages import (
     COUNTS_TENSOR,
     ORDER,
+    PLAN_VERSION,
     PREDICTIONS_TENSOR,
     SAMPLES_TENSOR,
     AssignServer,
@@ -205,8 +206,8 @@ class SideServer:
             self._jobs.append(item)
         elif item.header.kind == ORDER:
             self._learn_order(item)
-        elif (body := self._intake.take(item)) is not None:
-            stored = BatchStored(split=body.split, step=item.header.step, cache_bytes=self._intake.cache_bytes)
+        elif self._intake.take(item):
+            stored = BatchStored(step=item.header.step, cache_bytes=self._intake.cache_bytes)
             self._tell(stored)
 
     def _learn_order(self, frame: Frame) -> None:
@@ -312,7 +313,7 @@ class SideServer:
             source=self._worker,
             target=COORDINATOR,
             run=self._assign.run,
-            plan_version=self._assign.plan_version,
+            plan_version=PLAN_VERSION,
             step=step,
             body=body,
             tensors=tuple(spec for spec, _ in parts),

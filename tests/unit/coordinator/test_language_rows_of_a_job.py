@@ -5,7 +5,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, PreTrainedTokenizerFast
 
 from coterie.config import load_recipe
-from coterie.coordinator.job import _data_digest, encode_splits
+from coterie.coordinator.job import rows_digest, encode_splits
 from coterie.jobs.model_spec import ModelSpec
 from coterie.models import Anatomy, describe
 from coterie.tasks.causal_lm import CausalLm
@@ -52,4 +52,4 @@ def test_packing_changes_the_digest_that_a_resume_compares_and_the_lengths_that_
 
     assert packed.lengths.tolist() == [1023, 980]
     assert packed.lengths.sum() == apart.lengths.sum()
-    assert _data_digest(packed.rows) != _data_digest(apart.rows)
+    assert rows_digest(packed.rows) != rows_digest(apart.rows)

@@ -1,0 +1,350 @@
+"""A side-tuning run: devices run the frozen model once, a server trains the network beside it, the owner fetches it."""
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+from torch import Tensor
+
+from coterie import __version__
+from coterie.clock import Clock
+from coterie.cluster.messages import PARAMETER, RunSegment, SaveState, Stop
+from coterie.cluster.side_messages import (
+    PLAN_VERSION,
+    TRAIN,
+    AssignServer,
+    EvaluateSide,
+    GoAlone,
+    ServerReady,
+    SideStage,
+)
+from coterie.coordinator.job import Job, rows_digest
+from coterie.coordinator.members import Member
+from coterie.coordinator.observer import RunObserver
+from coterie.coordinator.session import Session
+from coterie.coordinator.shards import ShardSource, send_unit
+from coterie.coordinator.side_books import SideBooks
+from coterie.coordinator.side_evaluation import SideEvaluation
+from coterie.coordinator.side_feeding import Due, SideFeeder, sent_tokens
+from coterie.coordinator.side_planning import make_side_plan
+from coterie.coordinator.side_pump import SidePump
+from coterie.coordinator.side_record import SideRunRecord, SideTerms, write_side_run
+from coterie.errors import CheckpointError, ProtocolError
+from coterie.metrics.records import PlanRecord, StartRecord, SummaryRecord
+from coterie.models import config_of
+from coterie.planner.plan import Plan
+from coterie.sidetuning.readout import TokenSelector
+from coterie.tensors.codecs import decode
+from coterie.units import counted
+
+Held = Mapping[str, frozenset[int]]
+"""Rows of each split that the server has."""
+
+
+class SideOutcome(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """What a run leaves.
+
+    Attributes:
+        parameters: All that was trained, by the names of `SideModel.parameters`; empty if the server goes on alone.
+        plan: Of the devices; None if nothing was left for them to do.
+    """
+
+    parameters: dict[str, Tensor]
+    plan: Plan | None
+    summary: SummaryRecord
+    losses: tuple[float, ...]
+
+
+class SideRun:
+    """One run of a job; `session` is what may be ended from outside.
+
+    Args:
+        record: As it was written when the run began; of a run that begins, None.
+    """
+
+    def __init__(
+        self, job: Job, observer: RunObserver, *, record: SideRunRecord | None = None, clock: Clock | None = None
+    ) -> None:
+        self._job = job
+        self._observer = observer
+        self._record = record
+        self._folder = Path(job.recipe.run.output)
+        self._side = job.recipe.side.spec
+        self.session = Session(job, observer, clock=clock)
+
+    async def execute(self) -> SideOutcome:
+        """Run to the end, or to where the server goes on alone.
+
+        Raises:
+            InterruptedRunError: A stop was requested; what the server has stays.
+            CoterieError: What ended the run; what the server has stays.
+        """
+        return await self.session.run(self._train, advice=lambda: "what the server has is kept: continue with --resume")
+
+    async def _train(self) -> SideOutcome:
+        session, job = self.session, self._job
+        await session.gather()
+        (server,) = session.members.with_role("server")
+        selector = TokenSelector(job.spec, self._side)
+        ready, held = await self._assign_server(server, selector)
+        plan, micro_batches = await self._plan_devices(ready.step, held)
+        feeder = SideFeeder(job, selector, micro_batches)
+        books = SideBooks(job, server, feeder.training, self._observer.record, session.clock)
+        books.cache_found(ready.cache_bytes)
+        session.members.on_heartbeat = books.heartbeat
+        evaluations = {split: SideEvaluation(job, split, feeder) for split in self._evaluated}
+        pump = SidePump(session.members, server, feeder, books, evaluations)
+        pump.steps_done = ready.step
+        self._observer.record(self._start(ready.step))
+        if plan is not None:
+            books.planned(plan)
+            await self._start_devices(plan, pump)
+        first = self._due_first(feeder, ready.step, held)
+        trained = await self._run_epochs(pump, feeder, books, evaluations, first)
+        parameters = await self._fetch(pump, books) if trained else {}
+        summary = books.summary(job.recipe.run.output)
+        self._observer.record(summary)
+        return SideOutcome(parameters=parameters, plan=plan, summary=summary, losses=tuple(books.losses))
+
+    @property
+    def _evaluated(self) -> tuple[str, ...]:
+        """The splits beside training's that the server is to hold."""
+        wanted = ("dev", "test") if self._job.recipe.run.evaluate_every_epoch else ("test",)
+        return tuple(split for split in wanted if split in self._job.splits)
+
+    def _start(self, step: int) -> StartRecord:
+        job = self._job
+        if step:
+            self._observer.notice(f"the server continues after step {step} of {job.total_steps}")
+        return StartRecord(
+            run=job.run,
+            package_version=__version__,
+            model=job.source.name,
+            total_steps=job.total_steps,
+            steps_per_epoch=job.steps_per_epoch,
+            first_step=step,
+        )
+
+    # ---- the server
+
+    async def _assign_server(self, server: Member, selector: TokenSelector) -> tuple[ServerReady, Held]:
+        """Give it the output layer; what it has of an earlier run."""
+        job, side = self._job, self._job.recipe.side
+        splits = (TRAIN, *self._evaluated)
+        layers = job.anatomy.unit_count - 2
+        await server.send(
+            AssignServer(
+                run=job.run,
+                spec=job.spec,
+                side=self._side,
+                optimizer=job.optimizer,
+                task=job.task.name,
+                width=config_of(job.spec).get_text_config().hidden_size,
+                layers=tuple(range(side.first_layer, layers + 1)),
+                rows={split: len(job.splits[split].rows) for split in splits},
+                digests={split: rows_digest(job.splits[split].rows) for split in splits},
+                tokens=sum(sent_tokens(job, selector, split) for split in splits),
+                cache_key=self._cache_key(selector),
+                cache=side.cache,
+                quota_bytes=side.quota_bytes or 0,
+                save_every=job.recipe.run.checkpoint_every,
+                steps_per_epoch=job.steps_per_epoch,
+            )
+        )
+        source = ShardSource(job.spec, job.weights, None)
+        await send_unit(server, job.anatomy.unit_count - 1, source, job.run, PLAN_VERSION)
+        event = await self.session.members.next_event()
+        if event.member is not server or not isinstance(event.message, ServerReady):
+            raise ProtocolError(f"{event.member.hello.name} sent {event.frame.header.kind} before the server stood")
+        specs = event.frame.header.tensors
+        tensors = {spec.name: decode(spec, data) for spec, data in zip(specs, event.frame.buffers, strict=True)}
+        return event.message, {split: frozenset(tensors[split].tolist()) for split in splits}
+
+    def _cache_key(self, selector: TokenSelector) -> dict[str, str]:
+        """What activations depend on beside the rows: runs for which all of it is equal share a cache."""
+        side, spec = self._side, self._job.spec
+        key = {
+            "weights": self._job.base_digest,
+            "model": hashlib.sha256(f"{spec.auto_class} {spec.config_json}".encode()).hexdigest(),
+            "frozen weights as": spec.frozen_dtype,
+            "tokens sent": selector.reads if side.selects_tokens else f"all, {selector.reads} read",
+            "labels": side.mode,
+        }
+        if side.mode == "additive":
+            key["seed of the output layer"] = str(spec.seed)
+        return key
+
+    # ---- the devices
+
+    async def _plan_devices(self, step: int, held: Held) -> tuple[Plan | None, int]:
+        """The plan of the devices, or None if nothing is left for them; how many micro-batches a step has."""
+        record = self._record
+        if not self._needs_devices(step, held):
+            assert record is not None
+            await self._release_devices()
+            return None, record.micro_batches
+        if not self.session.members.with_role("device"):
+            lacking = sum(len(self._job.splits[split].rows) - len(rows) for split, rows in held.items())
+            raise CheckpointError(
+                f"the server lacks the activations of {counted(lacking, 'row')}, and no device has joined",
+                hint="give the server the cache folder that it had; or train anew, without --resume, in another folder",
+            )
+        cluster = await self.session.measure()
+        plan, explanation = make_side_plan(self._job, cluster, micro_batches=record.micro_batches if record else None)
+        self._observer.planned(plan, explanation, self._job.total_steps - step)
+        self._observer.record(PlanRecord.of(plan))
+        if record is None:
+            self._note(plan.micro_batches)
+        return plan, plan.micro_batches
+
+    def _needs_devices(self, step: int, held: Held) -> bool:
+        """Whether rows are to be forwarded in this session; that differences are known needs devices, too."""
+        if self._record is None or (not self._side.two_phases and step < self._job.total_steps):
+            return True
+        if self._side.mode == "additive" and self._evaluated:
+            return True
+        return any(self._lacks(split, held[split]) for split in held if split != TRAIN or self._side.two_phases)
+
+    def _lacks(self, split: str, held: frozenset[int]) -> bool:
+        if split == TRAIN and self._job.total_steps < self._job.steps_per_epoch:
+            return True  # a run of less than an epoch needs some rows only: `due_in_steps` says which
+        return len(held) < len(self._job.splits[split].rows)
+
+    def _note(self, micro_batches: int) -> None:
+        """Write down what a resumed run must know."""
+        self._record = SideRunRecord(run=self._job.run, micro_batches=micro_batches, terms=side_terms(self._job))
+        write_side_run(self._folder, self._record)
+
+    async def _start_devices(self, plan: Plan, pump: SidePump) -> None:
+        """Hand out the backbone; devices that the plan leaves out may go."""
+        side = SideStage(side=self._side, server=pump.server.worker)
+        await self.session.hand_out(plan, None, side=side)
+        members = self.session.members
+        pump.devices = tuple(members.by_id[stage.worker] for stage in plan.stages)
+        pump.is_additive = self._side.mode == "additive"
+        last = self._job.anatomy.unit_count - 2
+        taps = [stage for stage in plan.stages if min(stage.stop_unit - 1, last) >= self._side.first_layer]
+        pump.parts = len(taps) + (pump.is_additive and plan.stages[-1] not in taps)
+
+    async def _release_devices(self) -> None:
+        """Their part is done."""
+        members = self.session.members
+        for member in members.with_role("device"):
+            await members.release(member, Stop(reason="everything is collected"))
+
+    # ---- both
+
+    def _due_first(self, feeder: SideFeeder, step: int, held: Held) -> list[Due]:
+        """What the devices are to run first: all that the server lacks, or without two phases this epoch's rows."""
+        job = self._job
+        per_epoch, total = job.steps_per_epoch, job.total_steps
+        due: list[Due] = []
+        if self._side.two_phases:
+            due += feeder.due_in_steps(0, min(per_epoch, total), held[TRAIN])
+        elif step < total:
+            due += feeder.due_in_steps(step, min((step // per_epoch + 1) * per_epoch, total))
+        for split in self._evaluated:
+            again = self._side.mode == "additive"  # the backbone's own logits are not kept
+            due += feeder.due_of_split(split, frozenset() if again else held[split])
+        return due
+
+    async def _run_epochs(
+        self,
+        pump: SidePump,
+        feeder: SideFeeder,
+        books: SideBooks,
+        evaluations: Mapping[str, SideEvaluation],
+        first: list[Due],
+    ) -> bool:
+        """All steps that are left, with what they need; False if the server goes on alone."""
+        job = self._job
+        step, total, due = pump.steps_done, job.total_steps, first
+        books.training_begins()
+        if step == total:
+            await self._collect(pump, books, due)
+        while step < total:
+            stop = min((step // job.steps_per_epoch + 1) * job.steps_per_epoch, total)
+            await self._announce(pump, feeder, step, stop)
+            await self._collect(pump, books, due)
+            if job.recipe.side.leave_after_collect and stop < total:
+                await self._leave(pump, feeder, stop)
+                return False
+            await pump.until_step(stop)
+            step = stop
+            due = []
+            if not self._side.two_phases and step < total:
+                due = list(feeder.due_in_steps(step, min(step + job.steps_per_epoch, total)))
+            if step < total:
+                await self._evaluate(pump, books, evaluations, "dev")
+        for split in ("dev", "test"):
+            await self._evaluate(pump, books, evaluations, split)
+        return True
+
+    async def _announce(self, pump: SidePump, feeder: SideFeeder, step: int, stop: int) -> None:
+        """Let the server train steps of one epoch, as soon as it has their rows."""
+        epoch = step // self._job.steps_per_epoch
+        await pump.server.send_frame(feeder.order_frame(epoch, step, self._job.run, pump.server.worker))
+        await pump.server.send(RunSegment(schedule="flush", first_step=step, steps=stop - step, micro_batches=1))
+
+    async def _collect(self, pump: SidePump, books: SideBooks, due: list[Due]) -> None:
+        if pump.devices:
+            await pump.feed(due)
+            books.collected()
+            if self._side.two_phases:
+                pump.devices = ()
+                await self._release_devices()
+                self._observer.notice("everything is collected: the devices may leave")
+
+    async def _leave(self, pump: SidePump, feeder: SideFeeder, step: int) -> None:
+        """Give the server all the steps that are left, and go."""
+        job = self._job
+        while step < job.total_steps:
+            stop = min(step + job.steps_per_epoch, job.total_steps)
+            await self._announce(pump, feeder, step, stop)
+            step = stop
+        await pump.server.send(GoAlone(limit_s=job.recipe.side.alone_hours * 3600))
+        await pump.until(lambda: pump.is_alone)
+        assert self._record is not None
+        write_side_run(self._folder, msgspec.structs.replace(self._record, is_alone=True))
+
+    async def _evaluate(
+        self, pump: SidePump, books: SideBooks, evaluations: Mapping[str, SideEvaluation], split: str
+    ) -> None:
+        if split not in evaluations:
+            return
+        start_s = self.session.clock.now()
+        pump.predictions.clear()
+        pump.evaluated.pop(split, None)
+        await pump.server.send(EvaluateSide(split=split))
+        await pump.until(lambda: split in pump.evaluated)
+        predicted = evaluations[split].predictions(pump.predictions)
+        seconds = self.session.clock.now() - start_s
+        books.evaluation(evaluations[split].record(predicted, pump.evaluated[split], pump.steps_done, seconds))
+        books.training_begins()
+
+    async def _fetch(self, pump: SidePump, books: SideBooks) -> dict[str, Tensor]:
+        """What was trained."""
+        await pump.server.send(SaveState(step=pump.steps_done))
+        await pump.until(lambda: pump.has_state)
+        books.fetched_bytes = sum(frame.payload_bytes for frame in pump.state)
+        parameters: dict[str, Tensor] = {}
+        for frame in pump.state:
+            for spec, buffer in zip(frame.header.tensors, frame.buffers, strict=True):
+                parameters[spec.name.removeprefix(PARAMETER)] = decode(spec, buffer)
+        return parameters
+
+
+def side_terms(job: Job) -> SideTerms:
+    """What the numbers of a run depend on."""
+    return SideTerms(
+        model=job.spec,
+        side=job.recipe.side.spec,
+        optimizer=job.optimizer,
+        task=job.task.name,
+        prompt=job.recipe.data.prompt or "",
+        batch_rows=job.recipe.train.batch_rows,
+        group_by_length=job.recipe.train.group_by_length,
+        data_digest=job.data_digest,
+        base_digest=job.base_digest,
+    )
