@@ -83,12 +83,14 @@ def test_a_kind_that_does_not_fit_into_memory_is_left_to_the_flops() -> None:
 from transformers import BertConfig
 from coterie.jobs.model_spec import ModelSpec
 from coterie.measure import timing
+from coterie.measure import device_profile
 from coterie.measure.device_profile import profile_device
 from coterie.measure.model_profile import profile_model
 from coterie.measure.process_memory import current_rss_bytes, limit_memory
 config = BertConfig(hidden_size=64, num_hidden_layers=2, num_attention_heads=4, vocab_size=2_000_000)
 spec = ModelSpec(config_json=config.to_json_string(), auto_class="AutoModelForTokenClassification")
 model = profile_model(spec, memory_tokens=8, typical_tokens=8, name="wide")
+device_profile._BUDGET_S = 0.0
 limit = current_rss_bytes() + 300 * 2**20
 assert limit_memory(limit)
 device = profile_device(spec, model, worker="w", name="phone", device_type="cpu", threads=1, memory=limit)
