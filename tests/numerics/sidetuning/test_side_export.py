@@ -147,12 +147,13 @@ def by_readme(folder: Path) -> dict[str, Any]:
 
 
 @pytest.fixture(params=CASES)
-def case(request: pytest.FixtureRequest, tmp_path: Path) -> Case:
+def made_up(request: pytest.FixtureRequest, tmp_path: Path) -> Case:
     kind, settings, auto_class, side = CASES[request.param]
     return Case(tmp_path, kind, auto_class, settings, side)
 
 
-def test_the_lines_of_the_readme_give_the_logits_of_the_trainer(case: Case, tmp_path: Path) -> None:
+def test_the_lines_of_the_readme_give_the_logits_of_the_trainer(made_up: Case, tmp_path: Path) -> None:
+    case = made_up
     folder = case.export(tmp_path / "model")
     inputs = case.inputs()
     expected, selection = case.expected(inputs)
@@ -162,7 +163,8 @@ def test_the_lines_of_the_readme_give_the_logits_of_the_trainer(case: Case, tmp_
     torch.testing.assert_close(chosen(answer, selection), expected, rtol=1e-5, atol=1e-5)
 
 
-def test_local_inference_gives_the_logits_of_the_trainer(case: Case, tmp_path: Path) -> None:
+def test_local_inference_gives_the_logits_of_the_trainer(made_up: Case, tmp_path: Path) -> None:
+    case = made_up
     folder = case.export(tmp_path / "model")
     inputs = case.inputs()
     expected, selection = case.expected(inputs)
@@ -192,6 +194,21 @@ def test_text_written_with_a_cache_is_the_argmax_without_one(tmp_path: Path) -> 
         assert found == scope["tokenizer"].decode(ids[0, start:], skip_special_tokens=True)
     plain = coterie.generate(case.base, texts, max_new_tokens=6, task="causal-lm")
     assert plain != written, "the side network has a say"
+
+
+def test_an_evaluation_has_the_loss_and_the_accuracy_of_the_trainer(tmp_path: Path) -> None:
+    kind, settings, auto_class, side = CASES["roberta labels"]
+    case = Case(tmp_path, kind, auto_class, settings, side)
+    folder = case.export(tmp_path / "model")
+    texts, labels = ["w9 w8 w7", "w30 w31", "w40"], [0, 2, 1]
+    rows = [{"text": text, "label": "abc"[label]} for text, label in zip(texts, labels, strict=True)]
+    found = coterie.evaluate(folder, rows).record
+    encoded = case.tokenizer(texts, padding=True, return_tensors="pt")
+    logits, _ = case.expected({name: encoded[name] for name in ("input_ids", "attention_mask")})
+    expected = torch.nn.functional.cross_entropy(logits, torch.tensor(labels))
+    assert found.loss == pytest.approx(float(expected), rel=1e-5)
+    right = (logits.argmax(-1) == torch.tensor(labels)).float().mean()
+    assert found.metrics["accuracy"] == pytest.approx(float(right))
 
 
 def test_a_copied_backbone_needs_no_other_folder(tmp_path: Path) -> None:
