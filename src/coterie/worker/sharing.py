@@ -182,7 +182,10 @@ class StageSharing:
             self._dealt, self._window = anew, None
             self._names |= _names(anew.allocation)
             self._say("heads and neurons are dealt out anew: backends take other times than were measured")
-            self._tell(install_split(self._stage, anew.allocation, self._pool), anew.allocation)
+            allocation = _worth_it(anew.allocation)
+            self._tell(install_split(self._stage, allocation, self._pool), allocation)
+            if allocation == HeadAllocation():
+                self._say("torch computes alone from now on")
 
     def _work(self) -> dict[str, Work]:
         """What backends did since shares were dealt out; those of a run that has just begun, nothing."""
