@@ -38,7 +38,9 @@ class ConsoleObserver:
 
         self.notice("")
         self.notice(explanation)
-        self.notice(f"{counted(steps, 'step')}, about {format_seconds(plan.predicted_step_s * steps)}\n")
+        # Of a side-tuning run the plan says how long devices take for a batch; most steps are the server's alone.
+        takes = "" if plan.schedule == "forward" else f", about {format_seconds(plan.predicted_step_s * steps)}"
+        self.notice(f"{counted(steps, 'step')}{takes}\n")
         devices = tuple(
             DeviceLine(
                 stage.worker,

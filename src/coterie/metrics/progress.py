@@ -89,15 +89,15 @@ class RunState:
         self.tokens_per_s = rate if fresh else self.tokens_per_s + _SMOOTHING * (rate - self.tokens_per_s)
         self._step_s = record.seconds if fresh else self._step_s + _SMOOTHING * (record.seconds - self._step_s)
         for worker in record.workers:
-            device = self.devices.get(worker.worker)
-            if device is not None:
-                device.memory_bytes = max(worker.memory_bytes, worker.peak_bytes)
-                change = worker.utilization - device.utilization
-                device.utilization = worker.utilization if fresh else device.utilization + _SMOOTHING * change
-                device.backends = {
-                    name: busy + (1 - _SMOOTHING) * (device.backends.get(name, busy) - busy)
-                    for name, busy in worker.backends.items()
-                }
+            # A side-tuning run's server is in no plan, and first seen here.
+            device = self.devices.setdefault(worker.worker, DeviceLine(worker.worker, worker.worker, 0, "server"))
+            device.memory_bytes = max(worker.memory_bytes, worker.peak_bytes)
+            change = worker.utilization - device.utilization
+            device.utilization = worker.utilization if fresh else device.utilization + _SMOOTHING * change
+            device.backends = {
+                name: busy + (1 - _SMOOTHING) * (device.backends.get(name, busy) - busy)
+                for name, busy in worker.backends.items()
+            }
 
     @property
     def eta_text(self) -> str:

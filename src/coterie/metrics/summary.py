@@ -3,7 +3,7 @@
 import sys
 from typing import TYPE_CHECKING, TextIO
 
-from coterie.metrics.records import DeviceSummary, SummaryRecord
+from coterie.metrics.records import DeviceSummary, SideFigures, SummaryRecord
 from coterie.units import counted, format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def print_summary(summary: SummaryRecord, *, stream: TextIO | None = None) -> No
     target = stream or sys.stdout
     console = Console(file=target, width=None if target.isatty() else _WIDTH, highlight=False)
     console.print(_devices(summary))
-    console.print(_speed(summary))
+    console.print(_speed(summary) if summary.side is None else _side(summary, summary.side))
     if note := speed_note(summary):
         console.print(note, markup=False)
     for line in backend_lines(summary):
@@ -97,7 +97,7 @@ def _devices(summary: SummaryRecord) -> "Table":
         table.add_row(
             device.device_name,
             device.units,
-            format_bytes(device.predicted_peak_bytes),
+            format_bytes(device.predicted_peak_bytes) if device.predicted_peak_bytes else "–",
             format_bytes(device.measured_peak_bytes),
             _difference(device),
             format_bytes(device.limit_bytes) if device.limit_bytes else "–",
@@ -116,6 +116,23 @@ def _speed(summary: SummaryRecord) -> "Table":
     table.add_row("predicted", format_seconds(summary.predicted_step_s), "")
     table.add_row("measured", format_seconds(summary.measured_step_s), f"{rate:,.0f}")
     table.add_row("fastest device alone, predicted", format_seconds(summary.one_device_step_s), "", style="dim")
+    return table
+
+
+def _side(summary: SummaryRecord, side: SideFigures) -> "Table":
+    """What devices did and sent once, and what the server then did alone."""
+    table = _table("Side-tuning", ["", ""])
+    done = f"{side.device_passes:.2f}".rstrip("0").rstrip(".")
+    rows = {
+        "devices ran over the data": f"{done} times, {format_seconds(side.device_cpu_s)} of CPU time",
+        "everything was collected after": format_seconds(side.collect_s),
+        "a step of the server": format_seconds(summary.measured_step_s),
+        "sent to the server": f"{format_bytes(side.taps_bytes)} ({format_bytes(side.wire_bytes)} with headers)",
+        "the server's cache": format_bytes(side.cache_bytes),
+        "fetched at the end": format_bytes(side.fetched_bytes),
+    }
+    for what, figure in rows.items():
+        table.add_row(what, figure)
     return table
 
 
