@@ -19,7 +19,7 @@ from torch import Tensor
 from coterie.errors import ActivationCacheError, ProtocolError
 from coterie.sidetuning.activations import ActivationBatch
 from coterie.sidetuning.cache_checks import check_shape, kind_of, same_content
-from coterie.sidetuning.cache_index import CollectionRecord, encode_record
+from coterie.sidetuning.cache_index import BatchRecord, CollectionRecord, encode_record
 from coterie.sidetuning.cache_layout import CacheLayout
 from coterie.sidetuning.cache_parts import PendingParts, StepKey
 from coterie.sidetuning.cache_storage import CacheStorage
@@ -50,8 +50,9 @@ class ActivationCache:
         self._pending = PendingParts(layout)
         self._places: dict[int, CachedSample] = {}
         self._writing = threading.RLock()
+        self._unchecked: set[int] = set()
         for record in storage.index.batches:
-            self._know(CachedBatch(record, checked=False))
+            self._know(record)
 
     @classmethod
     def open(cls, folder: Path | None, layout: CacheLayout, quota_bytes: int) -> Self:
@@ -231,10 +232,13 @@ class ActivationCache:
         needed = rows.nbytes + len(encode_record(record))
         self._check_quota(needed, f"{counted(batch.rows, 'sample')} of step {step_key}")
         self._storage.append(record, rows)
-        self._know(CachedBatch(record, checked=self._storage.folder is None))
+        self._know(record)
 
-    def _know(self, batch: CachedBatch) -> None:
-        self._places.update((place.sample, place) for place in batch.places())
+    def _know(self, record: BatchRecord) -> None:
+        places = {place.sample: place for place in CachedBatch(record).places()}
+        if self._storage.folder is not None:
+            self._unchecked.update(places)
+        self._places.update(places)
 
     def _check_kind(self, batch: ActivationBatch, step_key: StepKey) -> None:
         if self._places:
@@ -279,15 +283,14 @@ class ActivationCache:
         first_rows = np.array([place.first_row for place in places], np.int64)
         total = int(counts.sum())
         rows = self._storage.rows.take(np.repeat(first_rows - starts, counts) + np.arange(total))
-        damaged = []
-        for place, start in zip(places, starts, strict=True):
-            if not place.batch.checked[place.number]:
-                intact = checksum(rows[start : start + place.count]) == place.checksum
-                place.batch.checked[place.number] = intact
-                if not intact:
+        if self._unchecked:
+            damaged = []
+            for place, start in zip(places, starts, strict=True):
+                if place.sample in self._unchecked and checksum(rows[start : start + place.count]) != place.checksum:
                     damaged.append(place.sample)
-        if damaged:
-            raise self._damage(damaged)
+            if damaged:
+                raise self._damage(damaged)
+            self._unchecked.difference_update(place.sample for place in places)
         return rows
 
     def _damage(self, samples: Sequence[int]) -> ActivationCacheError:

@@ -30,18 +30,6 @@ class CachedSample:
     loss_stop: int
 
     @property
-    def labels(self) -> Array | None:
-        """Labels of the sample's tokens that enter the loss, if they are known."""
-        labels = self.batch.labels
-        return None if labels is None else labels[self.loss_start : self.loss_stop]
-
-    @property
-    def loss_offsets(self) -> Integers | None:
-        """Which of the sample's own rows enter the loss; None if all do."""
-        offsets = self.batch.loss_offsets
-        return None if offsets is None else offsets[self.loss_start : self.loss_stop]
-
-    @property
     def checksum(self) -> int:
         """CRC-32 of the sample's rows."""
         return int(self.batch.checksums[self.number])
@@ -54,15 +42,13 @@ class CachedBatch:
         labels: Of the tokens that enter the loss (M, ...), if known.
         loss_offsets: Of these tokens, their numbers among their sample's own rows (M,); None if all do.
         checksums: CRC-32 of each sample's rows (B,).
-        checked: Whether each sample's rows were compared with its checksum since the cache was opened, bool (B,).
     """
 
-    def __init__(self, record: BatchRecord, *, checked: bool) -> None:
+    def __init__(self, record: BatchRecord) -> None:
         self._first_row = record.first_row
         self._samples = _array(record.samples)
         self._counts = _integers(record.counts)
         self.checksums = _integers(record.checksums)
-        self.checked = np.full(len(self._samples), checked)
         self.labels = None if record.labels is None else _array(record.labels)
         self.loss_offsets: Integers | None = None
         ends = self._counts.cumsum()
@@ -106,17 +92,17 @@ def checksum(rows: Rows) -> int:
 
 def joined_labels(samples: Sequence[CachedSample], first_tokens: Integers) -> tuple[Tensor | None, Tensor | None]:
     """Labels (M, ...) and loss index (M,) of a batch of these samples, in which their rows start at `first_tokens`."""
-    labels = [part for sample in samples if (part := sample.labels) is not None]
-    moved = [
-        offsets + first
-        for sample, first in zip(samples, first_tokens, strict=True)
-        if (offsets := sample.loss_offsets) is not None
-    ]
-    return _concatenated(labels), _concatenated(moved)
-
-
-def _concatenated(parts: Sequence[Array]) -> Tensor | None:
-    return torch.from_numpy(np.concatenate(parts)) if parts else None
+    labels, moved = [], []
+    for sample, first in zip(samples, first_tokens, strict=True):
+        part = slice(sample.loss_start, sample.loss_stop)
+        if sample.batch.labels is not None:
+            labels.append(sample.batch.labels[part])
+        if sample.batch.loss_offsets is not None:
+            moved.append(sample.batch.loss_offsets[part] + first)
+    return (
+        torch.from_numpy(np.concatenate(labels)) if labels else None,
+        torch.from_numpy(np.concatenate(moved)) if moved else None,
+    )
 
 
 def _record(array: Array) -> ArrayRecord:
