@@ -51,13 +51,18 @@ PLAN_VERSION: Final = 1
 """A side-tuning run is planned once; resumed, it is a new plan for other workers."""
 
 
+BLOCK_ROWS: Final = 128
+"""Rows of a split that one digest stands for."""
+
+
 class AssignServer(Message, frozen=True, kw_only=True):
     """Keep this run's activations and train its side network. A `WEIGHTS` frame of the output layer follows.
 
     Attributes:
         width: D.
         layers: The layers that are tapped.
-        rows, digests: How many rows each split has, and a digest of them.
+        rows: How many rows each split has.
+        digests: Of every `BLOCK_ROWS` rows of a split in turn. Data to which rows were added are thus known again.
         tokens: How many tokens are sent of all splits together, at most.
         cache_key: What the activations depend on, by name: they are used again only where all of it is the same.
         cache: Where activations are kept.
@@ -73,7 +78,7 @@ class AssignServer(Message, frozen=True, kw_only=True):
     width: int
     layers: tuple[int, ...]
     rows: dict[str, int]
-    digests: dict[str, str]
+    digests: dict[str, tuple[str, ...]]
     tokens: int
     cache_key: dict[str, str]
     cache: Literal["memory", "disk"]

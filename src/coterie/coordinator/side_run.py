@@ -11,6 +11,7 @@ from coterie import __version__
 from coterie.clock import Clock
 from coterie.cluster.messages import PARAMETER, RunSegment, SaveState, Stop
 from coterie.cluster.side_messages import (
+    BLOCK_ROWS,
     PLAN_VERSION,
     TRAIN,
     AssignServer,
@@ -143,7 +144,7 @@ class SideRun:
                 width=config_of(job.spec).get_text_config().hidden_size,
                 layers=tuple(range(side.first_layer, layers + 1)),
                 rows={split: len(job.splits[split].rows) for split in splits},
-                digests={split: rows_digest(job.splits[split].rows) for split in splits},
+                digests={split: block_digests(job, split) for split in splits},
                 tokens=sum(sent_tokens(job, selector, split) for split in splits),
                 cache_key=self._cache_key(selector),
                 cache=side.cache,
@@ -333,6 +334,13 @@ class SideRun:
             for spec, buffer in zip(frame.header.tensors, frame.buffers, strict=True):
                 parameters[spec.name.removeprefix(PARAMETER)] = decode(spec, buffer)
         return parameters
+
+
+def block_digests(job: Job, split: str) -> tuple[str, ...]:
+    """One for every `BLOCK_ROWS` rows. The split and the place are part of it: equal blocks are kept apart."""
+    rows = job.splits[split].rows
+    starts = range(0, len(rows), BLOCK_ROWS)
+    return tuple(f"{split} {start} {rows_digest(rows[start : start + BLOCK_ROWS])[:32]}" for start in starts)
 
 
 def side_terms(job: Job) -> SideTerms:

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from coterie.cluster.messages import unpack
 from coterie.cluster.side_messages import (
+    BLOCK_ROWS,
     COUNTS_TENSOR,
     LABELS,
     LABELS_TENSOR,
@@ -30,13 +31,15 @@ class Intake:
     """Puts the parts of micro-batches together. All calls come from the server's compute thread.
 
     Rows are numbered within their split here; the cache has numbers of its own, which `ActivationCache.collection`
-    gives. A micro-batch that lacks parts is kept in memory alone: after a kill its parts are sent again.
+    gives to every block of rows. A row that is in the cache stays as it came first: sent again, in another company, it
+    might differ in its last bits. A micro-batch that lacks parts is kept in memory alone: after a kill its parts are
+    sent again.
     """
 
     def __init__(self, assign: AssignServer, cache: ActivationCache) -> None:
         self._assign = assign
         self._cache = cache
-        self._first = {split: cache.collection(assign.digests[split], rows) for split, rows in assign.rows.items()}
+        self._ids = {split: _ids(cache, assign.digests[split], rows) for split, rows in assign.rows.items()}
         self._parts: dict[int, list[tuple[Frame, TapsBody]]] = {}
         self._passing: dict[int, list[ActivationBatch]] = {}
 
@@ -47,14 +50,12 @@ class Intake:
 
     def held(self, split: str) -> Tensor:
         """The rows of a split that are in the cache, ascending."""
-        first = self._first[split]
-        rows = [row for row in range(self._assign.rows[split]) if first + row in self._cache]
+        rows = [row for row, sample in enumerate(self._ids[split]) if sample in self._cache]
         return torch.tensor(rows, dtype=torch.int64)
 
     def is_whole(self, split: str) -> bool:
         """Whether every row of a split is in the cache."""
-        first = self._first[split]
-        return all(first + row in self._cache for row in range(self._assign.rows[split]))
+        return all(sample in self._cache for sample in self._ids[split])
 
     def take(self, frame: Frame) -> bool:
         """Take a part of a micro-batch; whether it was the last one, and the micro-batch is kept now.
@@ -76,20 +77,21 @@ class Intake:
         if self._passes(body.split):
             self._passing.setdefault(described[0].train_step, []).append(batch)
         else:
-            self._cache.put(batch, (frame.header.step,))
+            new = [index for index, sample in enumerate(batch.samples.tolist()) if sample not in self._cache]
+            self._cache.put(batch if len(new) == batch.rows else batch.pick(new), (frame.header.step,))
         return True
 
     def has_rows(self, step: int, rows: Sequence[int]) -> bool:
         """Whether an optimizer step's rows of the training split are there."""
         if self._passes(TRAIN):
             return sum(batch.rows for batch in self._passing.get(step, [])) >= len(rows)
-        first = self._first[TRAIN]
-        return all(first + row in self._cache for row in rows)
+        ids = self._ids[TRAIN]
+        return all(ids[row] in self._cache for row in rows)
 
     def read(self, split: str, rows: Sequence[int]) -> ActivationBatch:
         """Some rows of a split from the cache, in this order."""
-        first = self._first[split]
-        return self._cache.read([first + row for row in rows])
+        ids = self._ids[split]
+        return self._cache.read([ids[row] for row in rows])
 
     def of_step(self, step: int, rows: Sequence[int]) -> ActivationBatch:
         """An optimizer step's rows of the training split, in this order."""
@@ -109,11 +111,13 @@ class Intake:
             raise ProtocolError(f"micro-batch {parts[0][0].header.step} came with {len(labelled)} lists of its rows")
         (described,) = labelled
         rows = _tensors(described)
-        first = 0 if self._passes(parts[0][1].split) else self._first[parts[0][1].split]
+        split = parts[0][1].split
         try:
-            samples, counts = rows[SAMPLES_TENSOR] + first, rows[COUNTS_TENSOR]
-        except KeyError as error:
-            raise ProtocolError(f"the rows of a micro-batch came without {error}") from None
+            samples, counts = rows[SAMPLES_TENSOR], rows[COUNTS_TENSOR]
+            if not self._passes(split):
+                samples = torch.tensor([self._ids[split][row] for row in samples.tolist()])
+        except (KeyError, IndexError) as error:
+            raise ProtocolError(f"the rows of a micro-batch are not known: {error}") from None
         batches = []
         for frame, body in parts:
             tensors = rows if frame is described else _tensors(frame)
@@ -130,6 +134,18 @@ class Intake:
                 )
             )
         return join_layers(batches)
+
+
+def _ids(cache: ActivationCache, digests: Sequence[str], rows: int) -> list[int]:
+    """The cache's number of each row of a split."""
+    ids: list[int] = []
+    for digest in digests:
+        count = min(BLOCK_ROWS, rows - len(ids))
+        first = cache.collection(digest, count)
+        ids.extend(range(first, first + count))
+    if len(ids) != rows:
+        raise ProtocolError(f"{len(digests)} digests came for {rows} rows")
+    return ids
 
 
 def _tensors(frame: Frame) -> _Tensors:

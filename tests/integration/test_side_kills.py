@@ -1,0 +1,107 @@
+"""Killed at any moment, a side-tuning run is resumed with what the server has, and ends with the same bits."""
+
+import os
+import signal
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from coterie.coordinator import side_run
+from coterie.errors import CheckpointError
+from coterie.worker import side_intake
+from coterie.worker.settings import WorkerSettings
+
+OPTIONS = {
+    "mode": "side",
+    "workers": 2,
+    "min_workers": 1,
+    "epochs": 4,
+    "learning_rate": 5e-3,
+    "rank": 8,
+    "checkpoint_every": 4,
+}
+
+
+def trained_in(folder):
+    parts = ("side_network", "task_layers")
+    return {name: tensor for part in parts for name, tensor in load_file(folder / f"{part}.safetensors").items()}
+
+
+def assert_equal(some, others):
+    assert some.keys() == others.keys()
+    assert [name for name, tensor in some.items() if not torch.equal(tensor, others[name])] == []
+
+
+@pytest.fixture(scope="module")
+def unharmed(tmp_path_factory, make_recipe, cluster, run):
+    """What is trained if nothing goes wrong."""
+    watcher = cluster(WorkerSettings(name="phone"), WorkerSettings(name="server", role="server"))
+    result = run(make_recipe(tmp_path_factory.mktemp("unharmed") / "run", **OPTIONS), watcher)
+    return trained_in(result.model_folder)
+
+
+def test_device_server_and_both_may_be_killed(
+    tmp_path, model, data, commands, wait_until, recorded, children_of, unharmed
+):
+    folder = tmp_path / "run"
+    words = ["train", "--mode", "side", "--model", model, "--train", data, "--output", folder, "--epochs", 4]
+    words += ["--batch-rows", 4, "--micro-batches", 2, "--learning-rate", "5e-3", "--side-rank", 8]
+    words += ["--checkpoint-every", 4, "--heartbeat-s", 0.5]
+    # Slow enough that a kill hits what it is meant to hit.
+    words += ["--local-worker", "name=phone,speed=0.02", "--local-worker", "name=desk,role=server"]
+
+    def interrupted(after_steps, *names):
+        resume = ["--resume"] if folder.exists() else []
+        command = commands(*words, *resume)
+        wait_until(lambda: len(recorded(folder, "step")) >= after_steps, "the step", command)
+        found = children_of(command.process.pid)
+        for name in names:
+            os.kill(found[name], signal.SIGKILL)
+        code, _, error = command.end()
+        assert code == 8, error
+        return recorded(folder, "step")[-1]["step"]
+
+    interrupted(2, "phone")
+    interrupted(5, "desk")
+    interrupted(7, "phone", "desk")
+    command = commands(*words, "--resume")
+    code, _, error = command.end()
+    assert code == 0, error
+    assert_equal(trained_in(folder / "model"), unharmed)
+
+
+def test_the_coordinator_may_leave_and_fetch_later(tmp_path, make_recipe, cluster, run, unharmed):
+    server = WorkerSettings(name="server", role="server", cache_folder=tmp_path / "kept")
+    options = OPTIONS | {"leave_after_collect": True}
+    watcher = cluster(WorkerSettings(name="phone"), server)
+    left = run(make_recipe(tmp_path / "run", **options), watcher)  # waits for the server, which goes on alone
+    assert not left.model_folder.exists()
+    assert watcher.failures == {}
+    assert any("going on alone" in said for said in watcher.said)
+    late = cluster(server)
+    result = run(make_recipe(tmp_path / "run", resume=True, **options), late)
+    assert late.losses == []
+    assert_equal(trained_in(result.model_folder), unharmed)
+    with pytest.raises(CheckpointError, match="finished"):
+        run(make_recipe(tmp_path / "run", resume=True, **options), cluster(server))
+
+
+def test_a_second_run_over_the_same_data_needs_no_new_activations(
+    tmp_path, make_recipe, cluster, run, data, monkeypatch
+):
+    monkeypatch.setattr(side_intake, "BLOCK_ROWS", 4)
+    monkeypatch.setattr(side_run, "BLOCK_ROWS", 4)
+    server = WorkerSettings(name="server", role="server", cache_folder=tmp_path / "kept")
+    options = OPTIONS | {"epochs": 1, "data.dev": str(data / "dev.conll"), "data.test": str(data / "test.conll")}
+
+    def passes(name, train, rank):
+        watcher = cluster(WorkerSettings(name="phone"), server)
+        changes = {"data.train": str(train), "rank": rank}
+        return run(make_recipe(tmp_path / name, **options | changes), watcher).summary.side.device_passes
+
+    grown = tmp_path / "grown.conll"
+    grown.write_text((data / "train.conll").read_text() + "\n" + (data / "test.conll").read_text())
+    assert passes("first", data / "train.conll", 8) == 1
+    assert passes("second", data / "train.conll", 4) == 0
+    assert 0 < passes("third", grown, 4) < 1
