@@ -1,5 +1,6 @@
 """The Python front door."""
 
+from coterie.api.auditing import Audit, AuditWish, audit
 from coterie.api.forward import (
     Evaluation,
     Prediction,
@@ -20,6 +21,8 @@ __all__ = [
     "PLOT",
     "RECIPE",
     "SUMMARY",
+    "Audit",
+    "AuditWish",
     "BackendsProfile",
     "Evaluation",
     "FinetuneResult",
@@ -27,6 +30,7 @@ __all__ = [
     "Prediction",
     "ProfileWish",
     "QuietObserver",
+    "audit",
     "evaluate",
     "finetune",
     "generate",

@@ -12,6 +12,7 @@ from coterie.coordinator.observer import RunObserver
 from coterie.coordinator.plan_facts import PlanFacts, keep_facts
 from coterie.coordinator.run_data import run_data
 from coterie.coordinator.session import Session
+from coterie.coordinator.side_spec import backbone_spec
 from coterie.ids import RunId
 from coterie.local import LocalFront
 from coterie.planner.plan import Plan
@@ -50,8 +51,11 @@ def measure_facts(recipe: Recipe, observer: RunObserver) -> PlanFacts:
         local_workers=(LocalWorker(name="this machine"),), measure_again=recipe.cluster.measure_again
     )
     job = _job(msgspec.structs.replace(recipe, cluster=alone), observer)
+    data = run_data(job)
+    if recipe.train.mode == "side":
+        job = _of_the_backbone(job)
     cluster: ClusterProfile = _with_workers(job, observer, lambda session: session.measure())
-    facts = PlanFacts(model=job.model_profile, device=cluster.devices[0], data=run_data(job))
+    facts = PlanFacts(model=job.model_profile, device=cluster.devices[0], data=data)
     keep_facts(recipe, facts)
     return facts
 
@@ -61,6 +65,13 @@ def _job(recipe: Recipe, observer: RunObserver) -> Job:
     for note in job.notes:
         observer.notice(note)
     return job
+
+
+def _of_the_backbone(job: Job) -> Job:
+    """What a device of a side-tuning run computes: it needs no server to be measured."""
+    train = msgspec.structs.replace(job.recipe.train, mode="pipeline")
+    recipe = msgspec.structs.replace(job.recipe, train=train)
+    return msgspec.structs.replace(job, recipe=recipe, spec=backbone_spec(job.spec))
 
 
 def _with_workers(job: Job, observer: RunObserver, work: Callable[[Session], Awaitable[_T]]) -> _T:

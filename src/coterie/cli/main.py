@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Protocol, TextIO
 
 from coterie import __version__, logs
-from coterie.cli import demo, doctor, evaluate, export, init, plan, predict, profile, train, verify, worker
+from coterie.cli import audit, demo, doctor, evaluate, export, init, plan, predict, profile, train, verify, worker
 from coterie.cli.failures import report
 from coterie.cli.parser import Parser, add_common_flags
 
@@ -28,7 +28,7 @@ class Verb(Protocol):
         ...
 
 
-VERBS: tuple[Verb, ...] = (demo, init, plan, train, worker, evaluate, predict, export, verify, profile, doctor)
+VERBS: tuple[Verb, ...] = (demo, init, plan, train, worker, evaluate, predict, export, verify, audit, profile, doctor)
 """In the order of the help page."""
 
 

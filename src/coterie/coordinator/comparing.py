@@ -32,11 +32,15 @@ class Described(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def compared_recipes(recipe: Recipe) -> tuple[Recipe, Recipe]:
-    """What is planned for adapters (LoRA, as the recipe sets it or by default) and for a frozen backbone."""
-    train = msgspec.structs.replace(recipe.train, mode="pipeline", freeze=())
-    frozen = msgspec.structs.replace(train, method="head", trainable=(), **_defaults(_LORA_KEYS))
-    adapters = msgspec.structs.replace(train, method="lora")
-    return msgspec.structs.replace(recipe, train=adapters), msgspec.structs.replace(recipe, train=frozen)
+    """What is planned for adapters (LoRA, as the recipe sets it or by default) and for side-tuning."""
+    train = msgspec.structs.replace(recipe.train, freeze=())
+    adapters = msgspec.structs.replace(train, mode="pipeline", method="lora")
+    frozen = msgspec.structs.replace(train, mode="side", method="full", trainable=(), **_defaults(_LORA_KEYS))
+    unpacked = msgspec.structs.replace(recipe.data, packing=False)
+    return (
+        msgspec.structs.replace(recipe, train=adapters),
+        msgspec.structs.replace(recipe, train=frozen, data=unpacked),
+    )
 
 
 def ways_request(

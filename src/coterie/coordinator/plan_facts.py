@@ -18,6 +18,7 @@ _CONTENT_LIMIT_BYTES = 64 << 20
 """Larger files (weights) are known by size and time of change; what a model costs does not depend on their values."""
 
 _TRAIN_KEYS = (
+    "mode",
     "method",
     "lora_variant",
     "lora_rank",

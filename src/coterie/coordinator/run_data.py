@@ -1,9 +1,13 @@
 """How much a job learns from: the figures that costs depend on."""
 
+import math
+
 from coterie.coordinator.job import LIKELY_MICRO_BATCHES, Job
 from coterie.planner.side_bytes import TokenCounts
 from coterie.planner.way import RunData
 from coterie.tasks.batches import batch_shapes
+
+_FLOAT32_BYTES = 4
 
 
 def run_data(job: Job) -> RunData:
@@ -20,4 +24,5 @@ def run_data(job: Job) -> RunData:
         ),
         steps_per_epoch=job.steps_per_epoch,
         steps=job.total_steps,
+        task_bytes=_FLOAT32_BYTES * sum(math.prod(job.anatomy.shapes[name]) for name in job.anatomy.trainable[-1]),
     )

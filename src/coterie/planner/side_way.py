@@ -94,7 +94,7 @@ class _SideRun:
 
     @property
     def _trained_bytes(self) -> int:
-        return self.output.trainable_bytes + side_network_bytes(self.backbone, self.request.side)
+        return self.request.data.task_bytes + side_network_bytes(self.backbone, self.request.side)
 
     def _sent_per_step(self) -> float:
         data = self.request.data
@@ -105,7 +105,7 @@ class _SideRun:
         side, data = self.request.side, self.request.data
         taps = self.backbone.taps(side)
         network = 3 * taps * 4 * self.backbone.width * side.rank
-        output = 2 * 2 * self.output.parameter_bytes + 2 * self.output.trainable_bytes
+        output = 2 * 2 * self.output.parameter_bytes + 2 * data.task_bytes
         positions = data.epoch.selected / data.steps_per_epoch
         device = self.ledger.device(self._server)
         operations = positions * (network + output / _FLOAT32_BYTES)

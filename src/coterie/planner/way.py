@@ -25,12 +25,14 @@ class RunData(msgspec.Struct, frozen=True, kw_only=True):
         epoch: Their tokens.
         steps_per_epoch: Optimizer steps of one epoch.
         steps: Of the whole run.
+        task_bytes: Of the model's own, what is trained beside a side network: new task layers (float32).
     """
 
     rows: int
     epoch: TokenCounts
     steps_per_epoch: int
     steps: int
+    task_bytes: int = 0
 
     @property
     def passes(self) -> float:
@@ -43,7 +45,7 @@ class WaysRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         adapters: LoRA over all devices, as the recipe wishes it.
-        frozen: The same with nothing trained but the task's own layers, forward only: what side-tuning's devices run.
+        frozen: The same with nothing trained, forward only: what side-tuning's devices run.
         side: The network beside the backbone.
         data: What is learnt from.
         owner: Where the data are; it coordinates, and local training happens there.

@@ -29,14 +29,14 @@ def request(make_model, make_cluster, *, speeds=(1, 1, 10), memory=(4000, 4000, 
         layer if number == 0 else msgspec.structs.replace(layer, trainable_bytes=MIB, largest_trainable_bytes=MIB)
         for number, layer in enumerate(make_model(BLOCKS, trained=False).layers)
     )
-    frozen = (*make_model(BLOCKS, trained=False).layers[:-1], model.layers[-1])
+    frozen = make_model(BLOCKS, trained=False).layers
     settings = {"cluster": cluster, "batch_rows": BATCH, "micro_batches": 2, "allocator": "default"}
     return WaysRequest(
         **{
             "adapters": PlanRequest(model=msgspec.structs.replace(model, layers=adapted), **settings),
             "frozen": PlanRequest(model=msgspec.structs.replace(model, layers=frozen), schedule="forward", **settings),
             "side": SideSpec(rank=16),
-            "data": RunData(rows=ROWS, epoch=EPOCH, steps_per_epoch=10, steps=10 * EPOCHS),
+            "data": RunData(rows=ROWS, epoch=EPOCH, steps_per_epoch=10, steps=10 * EPOCHS, task_bytes=4 * MIB),
             "owner": WorkerId("w0"),
             "server": WorkerId("w2"),
             **changes,
