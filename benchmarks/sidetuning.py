@@ -46,22 +46,22 @@ def show_set(report: Report, found: SetResult) -> None:
     rows = [_row(found, variant, runs, target) for variant, runs in found.runs.items()]
     columns = (
         "",
-        found.setting.figure,
-        "seeds ±",
+        "quality",
+        "± seeds",
         "epochs",
         "device TFLOP",
         "device CPU s",
-        "up MB",
-        "down MB",
-        "cache MB",
-        "device peak MiB",
+        "MB up",
+        "MB down",
+        "MB cache",
+        "device MiB",
         f"s, {SHOWN_MBIT:g} Mbit/s",
-        "epochs, s to target",
+        "to target",
     )
     sizes = found.setting.sizes
     report.table(
-        f"{found.setting.name}: {found.about}; {sizes.train} training rows, {found.items} test rows, "
-        f"target {target:.1f}",
+        f"{found.setting.name}: {found.about}; {sizes.train} training rows, {found.items} test rows; quality: "
+        f"{found.setting.figure} in points, target {target:.1f}",
         columns,
         rows,
     )
@@ -72,7 +72,7 @@ def show_set(report: Report, found: SetResult) -> None:
 def _row(found: SetResult, variant: str, runs: Sequence[VariantRun], target: float) -> tuple[object, ...]:
     curve, first = mean_curve(runs), runs[0]
     reached = epochs_to(curve, target)
-    to_target = "never" if reached is None else f"{reached}, {first.seconds(SHOWN_MBIT * 1e6, reached):.0f}"
+    to_target = "never" if reached is None else f"{reached} ep, {first.seconds(SHOWN_MBIT * 1e6, reached):.0f} s"
     peak = found.peak_bytes.get(variant)
     return (
         variant,

@@ -48,8 +48,9 @@ class RowTaps:
 
     def get(self, row: int, *, all_tokens: bool) -> Tensor:
         """A row's activations (N_row, L, D), or of the tokens that enter the loss (M_row, L, D); copied."""
-        kept = torch.from_numpy(np.array(self._taps[self._starts[row] : self._starts[row + 1]]))
-        return kept if all_tokens else kept[self.loss[row]]
+        start, stop = self._starts[row], self._starts[row + 1]
+        chosen = np.arange(start, stop) if all_tokens else start + self.loss[row].numpy()
+        return torch.from_numpy(np.asarray(self._taps)[chosen])
 
 
 class DevicePass:

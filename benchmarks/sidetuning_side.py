@@ -19,6 +19,7 @@ from coterie.sidetuning.cache_layout import CacheLayout
 from coterie.sidetuning.side_model import SideModel, build_side_model
 from coterie.sidetuning.trainer import SideTrainer
 from coterie.tasks.examples import PredictedArray
+from coterie.tasks.task import GenerativeTask
 from coterie.tensors.codecs import Codec, decode, encode
 from coterie.units import GIB
 from sidetuning_costs import EpochCost, Point, VariantRun
@@ -27,7 +28,8 @@ from sidetuning_local import padded_lengths
 from sidetuning_settings import SideSetting, Variant
 
 _CACHE_QUOTA = 64 * GIB
-_EVALUATED_ROWS = 16
+_EVALUATED_ROWS, _EVALUATED_ROWS_OF_TEXT = 128, 16
+"""Rows of an evaluation batch; a causal model has a vocabulary of logits for each of many tokens in a row."""
 
 
 class Received(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -59,6 +61,10 @@ class SideRun:
         self._trainer = SideTrainer(self._model, job.task, job.optimizer)
         layout = CacheLayout(layers=self._model.network.layers, width=device.width, dtype=side.upload, key={})
         self._cache = ActivationCache.open(None, layout, _CACHE_QUOTA)
+        size = _EVALUATED_ROWS_OF_TEXT if isinstance(job.task, GenerativeTask) else _EVALUATED_ROWS
+        count = len(job.splits["test"].rows)
+        ranges = [range(start, min(start + size, count)) for start in range(0, count, size)]
+        self._test = [(rows, batch_of(device.test, rows, self._model, all_tokens=False)) for rows in ranges]
 
     @property
     def task_parameters(self) -> list[Tensor]:
@@ -119,9 +125,7 @@ class SideRun:
         job, taps = self._job, self._device.test
         data = job.splits["test"].rows
         predicted, loss_sum = {}, 0.0
-        for start in range(0, len(data), _EVALUATED_ROWS):
-            rows = range(start, min(start + _EVALUATED_ROWS, len(data)))
-            batch = batch_of(taps, rows, self._model, all_tokens=False)
+        for rows, batch in self._test:
             assert batch.labels is not None
             with torch.inference_mode():
                 logits = self._model.logits(batch)
