@@ -83,7 +83,8 @@ def test_backends_are_listed_with_their_error_and_absent_ones_with_the_reason(fi
     assert code == 0
     assert found["backend numpy"]["state"] == "ok"
     assert re.search(
-        r"^processor \(cpu\), NumPy [\d.]+, self-test error \d\.\de-0[67]$", found["backend numpy"]["found"]
+        r"^processor \(cpu\), NumPy [\d.]+, \d+ threads?, self-test error \d\.\de-0[67]$",
+        found["backend numpy"]["found"],
     )
     assert found["backend far"]["state"] == "note"
     assert "absent: ModuleNotFoundError" in found["backend far"]["found"]
