@@ -280,9 +280,10 @@ class ActivationCache:
 
     def _take(self, places: Sequence[CachedSample], counts: Integers, starts: Integers) -> Rows:
         """Rows of some samples, one after the other; checked if they have not been yet."""
-        first_rows = np.array([place.first_row for place in places], np.int64)
-        total = int(counts.sum())
-        rows = self._storage.rows.take(np.repeat(first_rows - starts, counts) + np.arange(total))
+        index = np.array([place.first_row for place in places], np.int64)
+        if (counts != 1).any():
+            index = np.repeat(index - starts, counts) + np.arange(counts.sum())
+        rows = self._storage.rows.take(index)
         if self._unchecked:
             damaged = []
             for place, start in zip(places, starts, strict=True):
