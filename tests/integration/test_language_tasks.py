@@ -12,8 +12,10 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, LlamaConfig, PreTrainedTokenizerFast
 
 from coterie import api
+from coterie.coordinator.job import prepare_job
 from coterie.coordinator.one_device import largest_difference
 from coterie.errors import DataError, StorageError, UnsupportedModelError
+from coterie.ids import RunId
 from coterie.metrics.records import StepRecord
 from coterie.worker.settings import WorkerSettings
 
@@ -23,6 +25,7 @@ CHAT_ML = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 LETTERS = "abcdefgh"
+SERVER = WorkerSettings(name="server", role="server")
 
 
 @pytest.fixture(scope="module")
@@ -197,3 +200,29 @@ def test_what_cannot_be_packed_or_holds_nothing_is_refused_before_any_worker_joi
     with pytest.raises(DataError, match=r"broken.jsonl:2: broken JSON"):
         api.train(language_recipe(broken), two)
     assert two.threads == []
+
+
+def test_chats_are_learnt_beside_a_frozen_model_of_two_devices(language_recipe, run, cluster, tmp_path):
+    data = write(tmp_path, {"train": chats(16, 1), "dev": chats(5, 2)})
+    side = {"mode": "side", "workers": 3, "min_workers": 2, "epochs": 3, "learning_rate": 2e-2, "rank": 8}
+    watcher = cluster(*(WorkerSettings(name=name) for name in ("left", "right")), SERVER)
+    result = run(language_recipe(data, **side), watcher)
+    assert watcher.failures == {}
+    assert len(result.plan.stages) == 2
+    assert result.losses[-1] < result.losses[0]
+    (dev,) = result.quality
+    assert api.evaluate(result.model_folder, data / "dev.jsonl").record.loss == pytest.approx(dev.loss, rel=1e-3)
+
+
+def test_a_side_run_on_summaries_asks_devices_for_each_token_of_the_answer_once(
+    language_recipe, run, cluster, tmp_path
+):
+    rows = [{"text": "abc " * 5 + letter, "summary": letter} for letter in LETTERS]
+    data = write(tmp_path, {"train": rows})
+    side = {"mode": "side", "epochs": 2, "learning_rate": 1e-2, "rank": 4, "task": "summarization", "min_workers": 1}
+    result = run(language_recipe(data, **side), cluster(WorkerSettings(name="phone"), SERVER))
+    assert result.summary.side.device_passes == 1
+    job = prepare_job(language_recipe(data, **side), RunId("rows"), lambda _text: None)
+    tokens = sum(job.task.count_loss_tokens(row.labels) for row in job.splits["train"].rows)
+    # Each frame of the two micro-batches of four steps has one scale more.
+    assert result.summary.side.taps_bytes == tokens * 4 * 36 * 2 + 4 * 4

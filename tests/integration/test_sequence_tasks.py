@@ -191,3 +191,37 @@ def test_a_run_on_scores_resumes_to_the_losses_of_an_undisturbed_one(tmp_path, m
     result = run(changed(recipe, "run", resume=True), cluster(WorkerSettings(name="other")))
     assert len(result.losses) == 1
     assert largest_difference(result.losses, alone(recipe, 3)[2:]) < 1e-6
+
+
+@pytest.mark.parametrize("additive", [False, True])
+def test_texts_get_scores_from_a_network_beside_a_decoder(tmp_path, make_recipe, cluster, gpt2, additive):
+    for seed, (split, count) in enumerate({"train": 45, "test": 27}.items()):
+        write_scores(tmp_path / f"{split}.csv", count, seed)
+    options = {"model.name": str(gpt2), "data.train": str(tmp_path), "learning_rate": 1e-2, "rank": 8}
+    options |= {"mode": "side", "additive": additive, "task": "regression", "workers": 3, "epochs": 3}
+    recipe = make_recipe(tmp_path / "run", min_workers=2, **options)
+    server = WorkerSettings(name="server", role="server")
+    watcher = cluster(WorkerSettings(name="one"), WorkerSettings(name="two"), server)
+    result = run(recipe, watcher)
+    assert watcher.failures == {}
+    assert result.losses[-1] < result.losses[0]
+    (quality,) = result.quality
+    assert quality.details["rows"] == 24
+    found = api.evaluate(result.model_folder, tmp_path / "test.csv").record
+    assert found.metrics == pytest.approx(quality.metrics, abs=1e-3)
+
+
+def test_pairs_get_labels_from_a_network_beside_an_encoder(tmp_path, make_recipe, cluster):
+    data = tmp_path / "data"
+    data.mkdir()
+    for seed, (split, count) in enumerate({"train": 32, "test": 20}.items()):
+        write_pairs(data / f"{split}.jsonl", count, seed)
+    options = {"mode": "side", "workers": 2, "min_workers": 1, "epochs": 3, "learning_rate": 1e-2, "rank": 8}
+    recipe = make_recipe(tmp_path / "run", task="sequence-classification", **{"data.train": str(data)}, **options)
+    watcher = cluster(WorkerSettings(name="phone"), WorkerSettings(name="server", role="server"))
+    result = run(recipe, watcher)
+    assert watcher.failures == {}
+    (quality,) = result.quality
+    found = api.evaluate(result.model_folder, data / "test.jsonl").record
+    assert found.metrics == pytest.approx(quality.metrics)
+    assert found.loss == pytest.approx(quality.loss, rel=1e-3)
