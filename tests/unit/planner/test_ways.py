@@ -11,6 +11,7 @@ from coterie.jobs.side_spec import SideSpec
 from coterie.planner.explain_ways import explain_ways, ways_table
 from coterie.planner.request import PlanRequest
 from coterie.planner.side_bytes import Backbone, TokenCounts, side_network_bytes
+from coterie.planner.side_way import STEP_OPERATIONS_PER_TAP
 from coterie.planner.way import WAYS, RunData, WaysRequest
 from coterie.planner.ways import compare_ways
 from coterie.profiles.power import PowerModel
@@ -90,7 +91,7 @@ def test_side_tuning_collects_once_and_replays_on_the_server(ways):
     network = 3 * BLOCKS * 4 * WIDTH * 16
     output = 6 * 4 * MIB / 4
     trained = 4 * MIB + side_network_bytes(Backbone(blocks=BLOCKS, width=WIDTH), SideSpec(rank=16))
-    step_s = BATCH * (network + output) / 1e11 + trained / 1e12
+    step_s = (BATCH * (network + output) + BLOCKS * STEP_OPERATIONS_PER_TAP) / 1e11 + trained / 1e12
     assert way.device_passes == 1
     assert device.compute_s == pytest.approx(ROWS * forward_s)
     assert spans(way)["replay"] == pytest.approx(10 * (EPOCHS - 1) * step_s)
