@@ -29,7 +29,7 @@ from coterie.units import format_bytes
 _FLOAT32_BYTES = 4
 STEP_OPERATIONS_PER_TAP = 64e6
 """What a step takes for each tap however few tokens there are (many small kernels, each called from Python), counted as
-operations so that it scales with the device's speed: about 2 ms a tap measured where a plain product runs 32 GFLOP/s."""
+operations so that it scales with the device's speed: about 2 ms a tap where a plain product runs 32 GFLOP/s."""
 
 _KEPT_VECTORS = 6
 """Of width D for each tap and token while the server trains: the tap, the state, its norm, what is added, gradients."""
