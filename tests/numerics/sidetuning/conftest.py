@@ -75,9 +75,16 @@ class SideCase:
         self.plain.config.use_cache = False
         self.anatomy = describe(self.spec)
         self.inputs, self.labels = _micro_batch(config, auto_class)
+        self._taps: dict[tuple[object, ...], ActivationBatch] = {}
 
     def taps(self, side: SideSpec, *, cuts: tuple[int, ...] = (0, 4)) -> ActivationBatch:
-        """Activations, with labels, of the backbone cut at units `cuts`."""
+        """Activations, with labels, of the backbone cut at units `cuts`; computed once."""
+        known = (side.first_layer, side.selects_tokens, cuts)
+        if known not in self._taps:
+            self._taps[known] = self._tap(side, cuts)
+        return self._taps[known]
+
+    def _tap(self, side: SideSpec, cuts: tuple[int, ...]) -> ActivationBatch:
         selection = TokenSelector(self.spec, side).select(self.inputs, self.labels)
         taps: dict[int, Tensor] = {}
         hidden = None

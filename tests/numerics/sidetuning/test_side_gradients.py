@@ -113,12 +113,20 @@ def assert_close(found: dict[str, Tensor], wanted: dict[str, Tensor], relative: 
         assert difference < relative, f"{name} differs by {difference:.1e}"
 
 
-@pytest.mark.parametrize("tokens", ["selected", "all"])
-def test_gradients_of_sent_tokens_are_those_of_the_whole_model_on_all_tokens(case, tokens):
+def test_gradients_of_selected_tokens_are_those_of_the_whole_model_on_all_tokens(case):
+    assert_gradients_of_the_whole_model(case, SIDE)
+
+
+@pytest.mark.parametrize("name", ["bert tags", "llama labels", "gpt2 text"])
+def test_gradients_are_the_same_where_all_tokens_are_sent(side_case, name):
+    assert_gradients_of_the_whole_model(side_case(name), msgspec.structs.replace(SIDE, selects_tokens=False))
+
+
+def assert_gradients_of_the_whole_model(case, side: SideSpec) -> None:
     model = case.side_model(SIDE, opened=True)
     weights = {name: parameter.detach().clone() for name, parameter in model.parameters().items()}
     loss, wanted = reference(case, SIDE, weights)
-    batch = in_float64(case, msgspec.structs.replace(SIDE, selects_tokens=tokens == "selected"))
+    batch = in_float64(case, side)
     model.network.double()
     model.output.module.double()
     ours = loss_of(model.logits(batch), batch.labels)
