@@ -32,3 +32,11 @@ def test_a_worker_shares_nothing_unless_told_to():
 def test_backends_that_mean_nothing_are_refused(text):
     with pytest.raises(UsageError, match="--backends"):
         settings_of("--backends", text)
+
+
+def test_a_server_is_told_where_to_keep_what_it_gets(tmp_path):
+    settings = settings_of("--role", "server", "--cache-folder", str(tmp_path))
+    assert (settings.role, settings.cache_folder) == ("server", tmp_path)
+    assert settings_of().role == "device"
+    with pytest.raises(UsageError, match="--cache-folder is for a server"):
+        settings_of("--cache-folder", str(tmp_path))
