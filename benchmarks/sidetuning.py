@@ -67,6 +67,11 @@ def show_set(report: Report, found: SetResult) -> None:
     )
     for note in found.notes:
         report.note(note)
+    written = {variant: runs[0].rouge for variant, runs in found.runs.items() if runs[0].rouge}
+    if written:
+        names = tuple(next(iter(written.values())))
+        cells = [(variant, *(f"{rouge[name]:.2f}" for name in names)) for variant, rouge in written.items()]
+        report.table(f"{found.setting.name}: texts written after the first seed's run", ("", *names), cells)
 
 
 def _row(found: SetResult, variant: str, runs: Sequence[VariantRun], target: float) -> tuple[object, ...]:

@@ -74,7 +74,7 @@ def run_set(setting: SideSetting, wish: Wish, tell: Callable[[str], None]) -> Se
         first = frozen[wish.seeds[0]]
         device = DevicePass(first, folder)
         tell(f"{setting.name}: the device's pass took {device.cpu_s:.0f} CPU s")
-        runs, by_rank = _side_runs(setting, wish, frozen, device, tell)
+        runs, by_rank = _side_runs(jobs, wish, frozen, device, tell)
         notes: list[str] = []
         for method in ("bitfit", "lora"):
             for run in _local_runs(jobs, wish, method, notes, tell):
@@ -101,17 +101,22 @@ def run_set(setting: SideSetting, wish: Wish, tell: Callable[[str], None]) -> Se
 
 
 def _side_runs(
-    setting: SideSetting, wish: Wish, frozen: Mapping[int, Job], device: DevicePass, tell: Callable[[str], None]
+    jobs: Jobs, wish: Wish, frozen: Mapping[int, Job], device: DevicePass, tell: Callable[[str], None]
 ) -> tuple[dict[str, tuple[VariantRun, ...]], dict[str, dict[int, float]]]:
     wanted = [v for v in SIDE_VARIANTS if v in wish.variants or (v == "neither" and "mobillm" in wish.variants)]
     runs: dict[str, tuple[VariantRun, ...]] = {}
     by_rank: dict[str, dict[int, float]] = {}
+    setting = jobs.setting
     for variant in wanted:
         for rank in wish.ranks:
-            found = tuple(run_side(variant, job, device, setting, seed=seed, rank=rank) for seed, job in frozen.items())
+            found = []
+            for seed, job in frozen.items():
+                is_read = setting.task == "summarization" and seed == wish.seeds[0]
+                texts = (jobs.slices.test, jobs.folder / f"{variant}-{rank}") if is_read else None
+                found.append(run_side(variant, job, device, setting, rank=rank, texts=texts))
             by_rank.setdefault(variant, {})[rank] = sum(run.curve[-1].points for run in found) / len(found)
             if rank == USUAL_RANK or len(wish.ranks) == 1:
-                runs[variant] = found
+                runs[variant] = tuple(found)
         tell(f"{setting.name}: {variant} is done")
     return runs, by_rank
 

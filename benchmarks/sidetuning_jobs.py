@@ -24,12 +24,15 @@ class Jobs:
         setting: Data set, model and hyperparameters.
         folder: For what is written.
         data: A folder per data set; None for what ships with coterie.
+
+    Attributes:
+        folder: Of this setting's files.
     """
 
     def __init__(self, setting: SideSetting, folder: Path, data: Path | None) -> None:
         self.setting = setting
-        scratch = Path(tempfile.mkdtemp(dir=folder))
-        self.slices: Slices = make_slices(setting.slices, data, scratch, setting.sizes)
+        self.folder = Path(tempfile.mkdtemp(dir=folder))
+        self.slices: Slices = make_slices(setting.slices, data, self.folder, setting.sizes)
 
     def trained(self, method: TrainableMethod, seed: int) -> Job:
         """A job that trains the model itself."""

@@ -2,11 +2,14 @@
 
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 import msgspec
 import torch
 from torch import Tensor
 
+from coterie import api
+from coterie.checkpoint.export_record import ExportRecord
 from coterie.coordinator.evaluation import score
 from coterie.coordinator.feeders import TrainingFeeder
 from coterie.coordinator.job import Job
@@ -16,6 +19,7 @@ from coterie.planner.side_bytes import CODECS, Backbone, side_network_bytes
 from coterie.sidetuning.activation_cache import ActivationCache
 from coterie.sidetuning.activations import ActivationBatch
 from coterie.sidetuning.cache_layout import CacheLayout
+from coterie.sidetuning.export import export_side, trained_side
 from coterie.sidetuning.side_model import SideModel, build_side_model
 from coterie.sidetuning.trainer import SideTrainer
 from coterie.tasks.examples import PredictedArray
@@ -28,6 +32,7 @@ from sidetuning_local import padded_lengths
 from sidetuning_settings import SideSetting, Variant
 
 _CACHE_QUOTA = 64 * GIB
+_MOST_NEW_TOKENS = 60
 _EVALUATED_ROWS, _EVALUATED_ROWS_OF_TEXT = 128, 16
 """Rows of an evaluation batch; a causal model has a vocabulary of logits for each of many tokens in a row."""
 
@@ -65,6 +70,16 @@ class SideRun:
         count = len(job.splits["test"].rows)
         ranges = [range(start, min(start + size, count)) for start in range(0, count, size)]
         self._test = [(rows, batch_of(device.test, rows, self._model, all_tokens=False)) for rows in ranges]
+
+    def rouge(self, test: Path, folder: Path) -> dict[str, float]:
+        """ROUGE of texts that the exported network writes on its backbone, in points."""
+        job = self._job
+        trained = trained_side(self._side, self._model.parameters(), job.weights)
+        record = ExportRecord(coterie="", run_id=job.run, step=self._trainer.steps, files=(), task=job.task.name)
+        export_side(job.source, job.spec, trained, job.tokenizer.hf, folder, record=record)
+        figures = api.evaluate(folder, test, max_new_tokens=_MOST_NEW_TOKENS).record
+        found = {**figures.details, **figures.metrics}
+        return {name: 100 * value for name, value in sorted(found.items()) if name.startswith("rouge")}
 
     @property
     def task_parameters(self) -> list[Tensor]:
@@ -165,9 +180,18 @@ def _padded(answer: Tensor, positions: Tensor, label_dimensions: int, tokens: in
 
 
 def run_side(
-    variant: Variant, job: Job, device: DevicePass, setting: SideSetting, *, seed: int, rank: int
+    variant: Variant, job: Job, device: DevicePass, setting: SideSetting, *, rank: int, texts: tuple[Path, Path] | None
 ) -> VariantRun:
-    """Train one variant to its last epoch, with its quality after each."""
+    """Train one variant to its last epoch, with its quality after each.
+
+    Args:
+        variant: Which.
+        job: Of the frozen backbone, with the seed.
+        device: Activations of the same rows.
+        setting: The data set.
+        rank: Of the side network.
+        texts: Test data to write texts for, and a folder for the export; None to write none.
+    """
     side = SideSpec(
         rank=rank,
         selects_tokens=variant in {"eco", "eco without TSTP"},
@@ -182,11 +206,12 @@ def run_side(
     backbone = Backbone(blocks=device.blocks, width=device.width)
     return VariantRun(
         variant=variant,
-        seed=seed,
+        seed=job.spec.seed,
         rank=rank,
         curve=tuple(curve),
         costs=tuple(costs),
         batches=job.steps_per_epoch,
         cache_bytes=run.cache_bytes,
         download_bytes=side_network_bytes(backbone, side, task_parameters=task_parameters),
+        rouge=run.rouge(*texts) if texts is not None else {},
     )
