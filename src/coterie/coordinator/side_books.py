@@ -2,6 +2,7 @@
 
 import statistics
 from collections.abc import Callable
+from itertools import pairwise
 
 from coterie.clock import Clock
 from coterie.cluster.messages import StepDone
@@ -15,6 +16,7 @@ from coterie.metrics.records import (
     AnyRecord,
     DeviceSummary,
     EvaluationRecord,
+    LinkSummary,
     MemoryRecord,
     SideFigures,
     StepRecord,
@@ -35,6 +37,7 @@ class _Device:
         self.peak_bytes = 0
         self.taps_bytes = 0
         self.wire_bytes = 0
+        self.sent_next_bytes = 0
         self.rss_bytes = 0
 
 
@@ -97,6 +100,7 @@ class SideBooks:
         device.peak_bytes = max(device.peak_bytes, message.peak_bytes)
         device.taps_bytes += message.taps_bytes
         device.wire_bytes += message.wire_bytes
+        device.sent_next_bytes = message.sent_next_bytes
 
     def stored(self, message: BatchStored, rows: int) -> None:
         """Note a micro-batch that the server has."""
@@ -180,6 +184,7 @@ class SideBooks:
             one_device_step_s=plan.one_device_step_s if plan else 0.0,
             one_device_peak_bytes=plan.one_device_peak if plan else 0,
             devices=(*self._device_summaries(), self._server_summary(seconds)),
+            links=self._links(),
             quality=tuple(self.evaluations.values()),
             output=output,
             first_step=self._first_step,
@@ -200,6 +205,31 @@ class SideBooks:
             fetched_bytes=self.fetched_bytes,
             cache_bytes=self._cache_bytes,
         )
+
+    def _links(self) -> tuple[LinkSummary, ...]:
+        """What devices sent to the next one and to the server; nothing goes back."""
+        stages = self._plan.stages if self._plan else ()
+        links = [
+            LinkSummary(
+                source=stage.worker,
+                target=after.worker,
+                forward_bytes=self._devices[stage.worker].sent_next_bytes,
+                backward_bytes=0,
+                codec=stage.send_codec,
+            )
+            for stage, after in pairwise(stages)
+        ]
+        links += [
+            LinkSummary(
+                source=stage.worker,
+                target=self._server.worker,
+                forward_bytes=self._devices[stage.worker].taps_bytes,
+                backward_bytes=0,
+                codec=self._job.recipe.side.upload,
+            )
+            for stage in stages
+        ]
+        return tuple(links)
 
     def _device_summaries(self) -> tuple[DeviceSummary, ...]:
         if self._plan is None:

@@ -49,7 +49,7 @@ class SideEvaluation:
         sizes = [len(positions) for positions in _by_row(item.selection)]
         if len(tensors) != 1 or logits.ndim != 2 or len(logits) != sum(sizes):
             raise ProtocolError(f"a device's logits of {sum(sizes)} tokens came in the shape {tuple(logits.shape)}")
-        for row, part in zip(item.due.rows, logits.split(sizes), strict=True):
+        for row, part in zip(item.due.rows, torch.split(logits, sizes), strict=True):
             self._base[row] = part
 
     def predictions(self, frames: list[Frame]) -> dict[int, PredictedArray]:
@@ -68,7 +68,7 @@ class SideEvaluation:
             rows = tensors[SAMPLES_TENSOR].tolist()
             if len(rows) != len(counts) or sum(counts) != len(tensors[PREDICTIONS_TENSOR]):
                 raise ProtocolError("predictions of a server are not of the rows that they name")
-            for row, part in zip(rows, tensors[PREDICTIONS_TENSOR].split(counts), strict=True):
+            for row, part in zip(rows, torch.split(tensors[PREDICTIONS_TENSOR], counts), strict=True):
                 predicted[row] = self._placed(row, part)
         return predicted
 
@@ -107,7 +107,7 @@ def _by_row(selection: TokenSelection) -> list[Tensor]:
     """Positions of the tokens that enter the loss, for each row."""
     index = torch.arange(len(selection.rows)) if selection.loss_index is None else selection.loss_index
     rows, positions = selection.rows[index], selection.positions[index]
-    return list(positions.split(torch.bincount(rows, minlength=len(selection.counts)).tolist()))
+    return list(torch.split(positions, torch.bincount(rows, minlength=len(selection.counts)).tolist()))
 
 
 def _tensors(frame: Frame) -> dict[str, Tensor]:

@@ -115,7 +115,7 @@ class ServerRole:
             self._settings,
             self._outbox,
             on_failure=self._fail_from_thread,
-            on_alone=lambda: self._loop.call_soon_threadsafe(self._leave),
+            on_alone=self._leave_from_thread,
         )
         ready = await asyncio.to_thread(server.build, tensors)
         self._server = server
@@ -127,6 +127,9 @@ class ServerRole:
         server.is_alone = True
         server.submit(message)
         self._loop.call_later(message.limit_s, self._leave)
+
+    def _leave_from_thread(self) -> None:
+        self._loop.call_soon_threadsafe(self._leave)
 
     def end(self, patience_s: float) -> None:
         """See `SideServer.end`."""

@@ -44,6 +44,7 @@ from coterie.ids import COORDINATOR, WorkerId
 from coterie.measure.process_memory import peak_rss_bytes, reset_peak
 from coterie.models.weights import MappingWeights
 from coterie.pipeline.compute import computing
+from coterie.pipeline.throttle import Throttle
 from coterie.sidetuning.activation_cache import ActivationCache
 from coterie.sidetuning.cache_layout import CacheLayout
 from coterie.sidetuning.side_model import build_side_model
@@ -103,6 +104,7 @@ class SideServer:
         self._thread = threading.Thread(target=self._run, name="compute", daemon=True)
         self._clock = SystemClock()
         self._task = get_task(assign.task)
+        self._throttle = Throttle(settings.speed) if settings.speed < 1 else None
         self._is_ending = False
         self._saved_steps = 0
         self.is_alone = False
@@ -234,6 +236,9 @@ class SideServer:
             begin_s, begin_cpu_s = self._clock.now(), time.process_time()
             with computing("the server"):
                 done = self._trainer.step(self._intake.of_step(step, rows), seen)
+            cpu_s = time.process_time() - begin_cpu_s
+            if self._throttle is not None:
+                self._throttle.settle(wall_s=self._clock.now() - begin_s, cpu_s=cpu_s, now=self._clock.now)
             self._tell(MicroBatchDone(step=step, micro_batch=0, loss_sum=done.loss_sum, loss_tokens=done.loss_tokens))
             self._tell(
                 StepDone(
@@ -242,7 +247,7 @@ class SideServer:
                     backward_s=0.0,
                     update_s=0.0,
                     wait_s=begin_s - start_s,
-                    cpu_s=time.process_time() - begin_cpu_s,
+                    cpu_s=cpu_s,
                     grad_norm=done.grad_norm,
                     grad_norm_is_global=True,
                     learning_rate=done.learning_rate,
