@@ -12,7 +12,6 @@ from coterie.errors import ActivationCacheError
 from coterie.units import MIB, format_bytes
 
 Rows = NDArray[np.uint8]
-_BLOCK_BYTES = 64 * MIB
 
 
 class RowStore(Protocol):
@@ -40,10 +39,10 @@ class RowStore(Protocol):
 class MemoryRows:
     """Rows in blocks of memory: nothing is moved when there are more."""
 
-    def __init__(self, row_bytes: int) -> None:
+    def __init__(self, row_bytes: int, block_bytes: int = 64 * MIB) -> None:
         self.rows = 0
         self._row_bytes = row_bytes
-        self._block_rows = max(1, _BLOCK_BYTES // row_bytes)
+        self._block_rows = max(1, block_bytes // row_bytes)
         self._blocks: list[Rows] = []
 
     def append(self, rows: Rows) -> None:
@@ -139,8 +138,9 @@ class FileRows:
 
     def _map(self) -> Rows:
         """The file as it is now; an older map stays valid for whoever still reads it."""
-        whole = mmap.mmap(self._file.fileno(), self.rows * self._row_bytes, access=mmap.ACCESS_READ)
-        return np.frombuffer(whole, np.uint8).reshape(self.rows, self._row_bytes)
+        rows = self.rows  # once: a writer may add some meanwhile
+        whole = mmap.mmap(self._file.fileno(), rows * self._row_bytes, access=mmap.ACCESS_READ)
+        return np.frombuffer(whole, np.uint8).reshape(rows, self._row_bytes)
 
 
 def _gathered(source: Rows, index: NDArray[np.int64]) -> Rows:

@@ -1,6 +1,9 @@
 """The cache: what goes in comes out, once and whole, or is refused with the reason."""
 
 import itertools
+import resource
+import threading
+from contextlib import contextmanager
 
 import msgspec
 import pytest
@@ -250,6 +253,52 @@ def test_a_batch_cut_anywhere_is_absent_and_all_before_it_intact(batch_of, same,
             cache.verify()
             cache.put(batch_of([2, 6]), (0, 1))
             assert same(cache.read([6, 3, 2, 1]), batch_of([6, 3, 2, 1]))
+
+
+@contextmanager
+def files_of_at_most(nbytes):
+    """No file of this process may grow beyond `nbytes`: what a full disk does, after as much as fits was written."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("full", ["rows.bin", "index.log"])
+def test_a_full_disk_leaves_the_cache_as_it_was(reopened, batch_of, same, tmp_path, full):
+    cache = reopened()
+    for sample in range(0, 30, 3):  # of one token each: the index is the larger file
+        cache.put(batch_of([sample]), (sample, 0))
+    sizes = {name: (tmp_path / "cache" / name).stat().st_size for name in ("rows.bin", "index.log")}
+    large = batch_of([50], tokens=20) if full == "rows.bin" else batch_of([51])
+    with files_of_at_most(sizes["index.log"] + 10), pytest.raises(StorageError, match="not enough room"):
+        cache.put(large, (1, 1))
+    assert {name: (tmp_path / "cache" / name).stat().st_size for name in sizes} == sizes
+    assert 50 not in cache
+    assert 51 not in cache
+    cache.put(large, (1, 1))
+    for again in (lambda: cache, reopened):
+        assert same(again().read([*large.samples.tolist(), 27, 0]), join_rows([large, batch_of([27, 0])]))
+
+
+def test_rows_are_read_while_others_are_written(opened, batch_of, same):
+    cache = opened()
+
+    def write():
+        for step in range(60):
+            cache.put(batch_of([2 * step, 2 * step + 1]), (step, 0))
+
+    cache.put(batch_of([0, 1]), (0, 0))
+    writer = threading.Thread(target=write)
+    writer.start()
+    while writer.is_alive():
+        samples = cache.samples[::-3]
+        assert same(cache.read(samples), batch_of(samples))
+    writer.join()
+    assert len(cache) == 120
+    cache.verify()
 
 
 def test_other_layers_or_widths_and_a_sample_twice_are_refused(opened, batch_of):
