@@ -60,7 +60,7 @@ def side_way(request: WaysRequest, name: WayName, workers: Sequence[WorkerId]) -
         spans=spans,
         devices=run.ledger.costs(),
         exposes=(
-            *exposed_by_stages(plan.stages, owner, sees_labels=False),
+            *exposed_by_stages(plan.stages, owner, sees_labels=request.side.mode == "additive"),
             *(exposed_to_server(server, request.side, run.backbone.blocks) if request.server != owner else ()),
         ),
         cache_bytes=cache_bytes(request.data.epoch, run.backbone, request.side),

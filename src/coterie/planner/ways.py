@@ -1,7 +1,7 @@
 """`compare_ways`: local LoRA, pipeline LoRA, side-tuning and both together, for given devices, links and data.
 
 Every figure is a prediction from profiles. Weights are sent once, before the run, from the data's owner; what is
-trained comes back once, at its end (checkpoints in between are not counted).
+trained comes back once, at its end. Checkpoints in between and evaluations are not counted, in none of the ways.
 """
 
 from collections.abc import Sequence

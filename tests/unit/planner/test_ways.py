@@ -182,6 +182,9 @@ def test_an_additive_server_sees_differences_and_the_docs_promise_nothing(ways):
     way = ways(side=SideSpec(rank=16, mode="additive"))["side-tuning"]
     assert "prediction differences, whose only positive entry is the label" in way.exposes[0]
     assert way.plan.units == BLOCKS + 2  # the device makes predictions, so it needs the output layer
+    both = ways(side=SideSpec(rank=16, mode="additive"))["pipeline + side-tuning"]
+    is_last = both.plan.stages[-1].worker == "w1"
+    assert ("all labels" in both.exposes[0]) == is_last  # differences are taken there
 
 
 def test_a_ladder_from_above_sends_only_its_own_layers(ways):
