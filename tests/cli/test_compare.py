@@ -102,6 +102,16 @@ def test_flags_that_have_no_meaning_are_named(answer, words, code, message):
     assert message in found["error"]["message"]
 
 
+def test_a_side_tuning_recipe_is_compared_and_a_plan_of_it_alone_is_refused(answer, base):
+    alone = [word for word in base if word != "--compare"]
+    code, found = answer(*alone, "--mode", "side", *DEVICES)
+    assert code == 2
+    assert "add --compare" in found["error"]["hint"]
+    code, found = answer(*base, "--mode", "side", *DEVICES)
+    assert code == 0
+    assert all(way["fits"] for way in found["table"])
+
+
 def test_an_owner_or_server_that_is_no_device_is_named(answer, base):
     code, found = answer(*base, *DEVICES, "--server", "laptop")
     assert code == 2

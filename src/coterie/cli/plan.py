@@ -9,6 +9,7 @@ from coterie.cli.devices import add_device_flags, devices_from, links_from
 from coterie.cli.formatting import print_json
 from coterie.cli.parser import Parser
 from coterie.config.flags import add_recipe_flags, overrides_from
+from coterie.errors import UsageError
 from coterie.units import counted, format_seconds
 
 if TYPE_CHECKING:
@@ -54,6 +55,11 @@ def run(args: argparse.Namespace) -> int:
     check_planning(recipe)
     if args.compare:
         return compare(recipe, side_section(recipe, side_overrides), devices, links, args)
+    if recipe.train.mode == "side":
+        raise UsageError(
+            "a side-tuning run is planned beside the other ways",
+            hint="add --compare, and describe devices and server with --device",
+        )
     plan, explanation, steps = _imagined(recipe, devices, links, args) if devices else _measured(recipe, args)
     grid = _grid(plan) if args.schedule_grid else ""
     seconds = plan.predicted_step_s * steps
