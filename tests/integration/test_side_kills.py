@@ -8,9 +8,11 @@ import torch
 from safetensors.torch import load_file
 
 from coterie.coordinator import side_run
-from coterie.errors import CheckpointError
+from coterie.errors import CheckpointError, WorkerLostError
+from coterie.metrics.records import StepRecord
 from coterie.worker import side_intake
 from coterie.worker.settings import WorkerSettings
+from coterie.worker.side_server import SideServer
 
 OPTIONS = {
     "mode": "side",
@@ -20,7 +22,7 @@ OPTIONS = {
     "evaluate_every_epoch": False,
     "learning_rate": 5e-3,
     "rank": 8,
-    "checkpoint_every": 25,
+    "checkpoint_every": 5,
 }
 
 
@@ -42,13 +44,38 @@ def unharmed(tmp_path_factory, make_recipe, cluster, run):
     return trained_in(result.model_folder)
 
 
+@pytest.mark.parametrize("killed_after", [(3, 30), (0, 12)])
+def test_a_run_that_is_cut_off_goes_on_to_the_same_bits(
+    tmp_path, make_recipe, cluster, run, unharmed, monkeypatch, killed_after
+):
+    """As a kill does it: the server has its cache and the state that it saved last, and nothing else."""
+    monkeypatch.setattr(SideServer, "_save_last", lambda _self: None)
+    kept = WorkerSettings(name="server", role="server", cache_folder=tmp_path / "kept")
+
+    def cut_off_at(step):
+        def watch(record):
+            if isinstance(record, StepRecord) and record.step == step:
+                raise WorkerLostError("cut off")
+
+        return watch
+
+    for attempt, step in enumerate(killed_after):
+        watcher = cluster(WorkerSettings(name="phone"), kept)
+        watcher.on_record = cut_off_at(step)
+        with pytest.raises(WorkerLostError):
+            run(make_recipe(tmp_path / "run", resume=attempt > 0, **OPTIONS), watcher)
+    result = run(make_recipe(tmp_path / "run", resume=True, **OPTIONS), cluster(WorkerSettings(name="phone"), kept))
+    assert_equal(trained_in(result.model_folder), unharmed)
+
+
+@pytest.mark.slow
 def test_device_server_and_both_may_be_killed(
     tmp_path, model, data, commands, wait_until, recorded, children_of, unharmed
 ):
     folder = tmp_path / "run"
     words = ["train", "--mode", "side", "--model", model, "--train", data, "--output", folder, "--epochs", 8]
     words += ["--batch-rows", 4, "--micro-batches", 2, "--learning-rate", "5e-3", "--side-rank", 8]
-    words += ["--checkpoint-every", 25, "--heartbeat-s", 0.5, "--no-evaluate-every-epoch"]
+    words += ["--checkpoint-every", 5, "--heartbeat-s", 0.5, "--no-evaluate-every-epoch"]
     words += ["--local-worker", "name=phone,speed=0.2", "--local-worker", "name=desk,role=server,speed=0.2"]
 
     def interrupted(after_steps, *names):

@@ -6,20 +6,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from coterie.cli.main import main
 from coterie.coordinator.job import prepare_job
-from coterie.coordinator.shards import ShardSource
-from coterie.coordinator.side_feeding import SideFeeder
-from coterie.coordinator.side_spec import backbone_spec
+from coterie.coordinator.side_here import SideHere
 from coterie.ids import RunId
 from coterie.metrics.records import EvaluationRecord, SummaryRecord
-from coterie.models import MappingWeights, build_stage
 from coterie.planner.side_bytes import Backbone, TokenCounts, upload_bytes
-from coterie.sidetuning.activations import ActivationBatch, join_rows
-from coterie.sidetuning.readout import TokenSelector
-from coterie.sidetuning.side_model import build_side_model
 from coterie.sidetuning.side_network import PREFIX
-from coterie.sidetuning.taps import TappedStage
-from coterie.sidetuning.trainer import SideTrainer
 from coterie.worker.settings import WorkerSettings
 
 SERVER = WorkerSettings(name="server", role="server")
@@ -46,44 +39,6 @@ def unequal(some: dict[str, torch.Tensor], others: dict[str, torch.Tensor]) -> l
     return [name for name, tensor in some.items() if not torch.equal(tensor, others[name])]
 
 
-def trained_here(recipe, epochs: int) -> dict[str, torch.Tensor]:
-    """The same in this process alone: the parts of side-tuning without any worker."""
-    job = prepare_job(recipe, RunId("here"), lambda _text: None)
-    side, last = recipe.side.spec, job.anatomy.unit_count - 1
-
-    def tensors(spec, units):
-        source = ShardSource(spec, job.weights, None)
-        read = {name: tensor for unit in units for name, tensor in source.read(unit).items()}
-        return MappingWeights({name.removeprefix("param/"): tensor for name, tensor in read.items()})
-
-    backbone = backbone_spec(job.spec)
-    stage = TappedStage(build_stage(backbone, 0, last, tensors(backbone, range(last))), side.first_layer)
-    feeder = SideFeeder(job, TokenSelector(job.spec, side), recipe.train.micro_batches)
-    parts = []
-    for due in feeder.due_in_steps(0, job.steps_per_epoch):
-        item = feeder.item(0, due)
-        inputs = {name: torch.from_numpy(array) for name, array in item.batch.inputs.items()}
-        _, taps = stage.forward(inputs, None, item.selection)
-        parts.append(
-            ActivationBatch(
-                samples=torch.tensor(due.rows),
-                counts=item.selection.counts,
-                layers=stage.layers,
-                taps=torch.stack([taps[layer] for layer in stage.layers], 1),
-                labels=item.selection.loss_labels(torch.from_numpy(item.batch.labels)),
-                loss_index=item.selection.loss_index,
-            )
-        )
-    every = join_rows(parts)
-    place = {sample: index for index, sample in enumerate(every.samples.tolist())}
-    model = build_side_model(job.spec, side, tensors(job.spec, [last]))
-    trainer = SideTrainer(model, job.task, job.optimizer)
-    for step in range(epochs * job.steps_per_epoch):
-        rows = feeder.training.rows(step)
-        trainer.step(every.pick([place[row] for row in rows.rows]), rows.samples_seen)
-    return {name: parameter.detach() for name, parameter in model.parameters().items()}
-
-
 @pytest.fixture(scope="module")
 def one(tmp_path_factory, make_recipe, cluster, run):
     """A run over one device, its recipe and what was seen of it."""
@@ -94,7 +49,9 @@ def one(tmp_path_factory, make_recipe, cluster, run):
 
 def test_a_device_and_a_server_train_what_one_process_trains(one):
     recipe, result, watcher = one
-    assert unequal(trained_in(result.model_folder), trained_here(recipe, epochs=2)) == []
+    here = SideHere(prepare_job(recipe, RunId("here"), lambda _text: None), micro_batches=2)
+    assert list(here.train(18)) == watcher.losses
+    assert unequal(trained_in(result.model_folder), here.trained()) == []
     assert watcher.losses[-1] < 0.7 * watcher.losses[0]
     assert watcher.failures == {}
 
@@ -131,6 +88,13 @@ def test_three_devices_collect_what_one_collects(tmp_path, one, make_recipe, clu
     assert [(stage.first_unit, stage.stop_unit) for stage in result.plan.stages] == [(0, 2), (2, 4), (4, 5)]
     assert watcher.losses == one[2].losses
     assert unequal(trained_in(result.model_folder), trained_in(one[1].model_folder)) == []
+
+
+def test_verify_repeats_a_run_whatever_it_sends_and_keeps(tmp_path, make_recipe, cluster, run, capsys):
+    options = OPTIONS | {"upload": "int8", "two_phases": False, "token_selector": False, "additive": True}
+    run(make_recipe(tmp_path / "run", **options), cluster(PHONES[0], SERVER))
+    assert main(["verify", str(tmp_path / "run")]) == 0
+    assert "same loss curve as one device: yes (18 steps, largest relative difference 0.0" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,7 @@ def run(args: argparse.Namespace) -> int:
 
     from coterie.coordinator.job import prepare_job  # noqa: PLC0415
     from coterie.coordinator.one_device import largest_difference, run_on_one_device  # noqa: PLC0415
+    from coterie.coordinator.side_here import run_side_here  # noqa: PLC0415
     from coterie.ids import RunId  # noqa: PLC0415
     from coterie.metrics.events import read_events, valid_steps  # noqa: PLC0415
     from coterie.metrics.records import PlanRecord  # noqa: PLC0415 - as above
@@ -53,7 +54,8 @@ def run(args: argparse.Namespace) -> int:
         raise CheckpointError(f"{args.folder} has recorded no steps to compare with", hint="train first")
     torch.set_num_threads(args.threads)
     job = prepare_job(recipe, RunId("verify"), lambda _text: None)
-    alone = run_on_one_device(job, plans[-1].micro_batches, len(recorded))
+    repeat = run_side_here if recipe.train.mode == "side" else run_on_one_device
+    alone = repeat(job, plans[-1].micro_batches, len(recorded))
     difference = largest_difference(recorded, alone.losses)
     same = difference <= SAME
     if args.json:

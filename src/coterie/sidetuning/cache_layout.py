@@ -12,6 +12,8 @@ from coterie.jobs.side_spec import UploadDtype
 from coterie.sidetuning.cached_rows import RowCoder
 
 LAYOUT = "layout.json"
+NO_QUOTA_BYTES = 1 << 62
+"""A cache that may take whatever there is room for."""
 FORMAT_VERSION = 1
 """Raised when an older program could misread what a newer one writes."""
 

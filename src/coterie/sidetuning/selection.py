@@ -31,6 +31,12 @@ class TokenSelection(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         """The selected tokens of hidden states [B,T,D], or of labels [B,T]: (N, D) or (N,), copied."""
         return hidden[self.rows.to(hidden.device), self.positions.to(hidden.device)]
 
+    def loss_logits(self, logits: Tensor) -> Tensor:
+        """The logits (M, C), of (B, T, C) or (B, C), of the tokens that enter the loss."""
+        index = slice(None) if self.loss_index is None else self.loss_index
+        rows = self.rows[index]
+        return logits[rows] if logits.ndim == 2 else logits[rows, self.positions[index]]
+
     def loss_labels(self, labels: Tensor) -> Tensor:
         """One label for each token that enters the loss, (M,), of labels (B, T) or (B,)."""
         index = slice(None) if self.loss_index is None else self.loss_index

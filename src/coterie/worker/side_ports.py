@@ -21,17 +21,15 @@ from coterie.cluster.side_messages import (
 )
 from coterie.errors import ProtocolError
 from coterie.ids import COORDINATOR, WorkerId
-from coterie.jobs.side_spec import UploadDtype
 from coterie.sidetuning.selection import TokenSelection
-from coterie.tensors.codecs import Codec, decode, encode
+from coterie.sidetuning.upload_codecs import UPLOAD_CODECS
+from coterie.tensors.codecs import decode, encode
 from coterie.transport.frame import Frame, FrameHeader
 from coterie.transport.limits import Limits
 from coterie.transport.wire import frame_head
 from coterie.worker.mailbox import Mailbox
 from coterie.worker.network_ports import NetworkPorts, Place
 from coterie.worker.outbox import Outbox
-
-UPLOAD_CODECS: dict[UploadDtype, Codec] = {"float32": "raw", "float16": "fp16", "int8": "int8", "int4": "int4"}
 
 
 class SideItem(msgspec.Struct, frozen=True, kw_only=True, eq=False):

@@ -46,7 +46,7 @@ from coterie.models.weights import MappingWeights
 from coterie.pipeline.compute import computing
 from coterie.pipeline.throttle import Throttle
 from coterie.sidetuning.activation_cache import ActivationCache
-from coterie.sidetuning.cache_layout import CacheLayout
+from coterie.sidetuning.cache_layout import NO_QUOTA_BYTES, CacheLayout
 from coterie.sidetuning.side_model import build_side_model
 from coterie.sidetuning.trainer import SideTrainer
 from coterie.tasks.catalog import get_task
@@ -60,8 +60,6 @@ from coterie.worker.side_intake import Intake
 from coterie.worker.side_state import SideState
 
 Job = RunSegment | EvaluateSide | SaveState | GoAlone
-
-NO_QUOTA_BYTES = 1 << 62
 
 _ROWS_AT_ONCE = 32
 _WIDE_OUTPUT = 4096
@@ -194,7 +192,7 @@ class SideServer:
                         self._save()
                         self._on_alone()
         finally:
-            self._save()
+            self._save_last()
             self._cache.close()
 
     def _take_one(self) -> None:
@@ -265,6 +263,10 @@ class SideServer:
         every = self._assign.save_every
         if steps % self._assign.steps_per_epoch == 0 or (every and steps % every == 0):
             self._save()
+
+    def _save_last(self) -> None:
+        """Before the thread ends: steps since the last state need not be done again."""
+        self._save()
 
     def _save(self) -> None:
         """Put the state onto the disk, if it is kept there and has changed."""

@@ -13,7 +13,6 @@ from coterie.models.stage import StageModule
 from coterie.pipeline.compute import computing
 from coterie.pipeline.throttle import Throttle
 from coterie.sidetuning.additive import prediction_differences
-from coterie.sidetuning.selection import TokenSelection
 from coterie.sidetuning.taps import TappedStage
 from coterie.worker.side_ports import SideItem, SidePorts
 
@@ -82,15 +81,8 @@ class SideForward:
         """In additive mode the last stage alone sees labels: the server gets how far the backbone is from them."""
         if item.labels is None:
             raise ProtocolError(f"micro-batch {step} came without the labels that differences are taken from")
-        own = _read_logits(item.selection, logits)
+        own = item.selection.loss_logits(logits)
         if item.split != TRAIN:
             self._ports.put_base_logits(step, own)
         differences = prediction_differences(own, item.selection.loss_labels(item.labels))
         return self._ports.put_taps(step, item.split, taps, differences)
-
-
-def _read_logits(selection: TokenSelection, logits: Tensor) -> Tensor:
-    """The logits (M, C), of (B, T, C) or (B, C), of the tokens that enter the loss."""
-    index = slice(None) if selection.loss_index is None else selection.loss_index
-    rows = selection.rows[index]
-    return logits[rows] if logits.ndim == 2 else logits[rows, selection.positions[index]]

@@ -5,7 +5,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, PreTrainedTokenizerFast
 
 from coterie.config import load_recipe
-from coterie.coordinator.job import rows_digest, encode_splits
+from coterie.coordinator.job import encode_splits, rows_digest
 from coterie.jobs.model_spec import ModelSpec
 from coterie.models import Anatomy, describe
 from coterie.tasks.causal_lm import CausalLm
