@@ -12,10 +12,11 @@ padding included, and CPU seconds measured. Bytes: tensors as the wire has them,
 server at the same time, the slowest counts; under `bitfit-split` one after the other; device and server are each a core
 like this one. The target quality is half a point below the best mean of `neither`.
 
-Figures: worst_quality_gap_points (mean of `eco` or an ablation against `neither`), device_passes (of `eco`),
-upload_reduction (a batch padded to 256 tokens over a socket, all tokens against the selected; the data set with the
-least; where one token is selected it is 256), device_compute_reduction (of `eco` to the target against a device that
-runs in every epoch; the least), wire_over_counted_bytes (frames out of a socket against the formula; the most).
+Figures: worst_quality_gap_points (mean of `eco` or an ablation against `neither`), device_passes (of `eco` as the
+program runs it, over processes), upload_reduction (a batch padded to 256 tokens over a socket, all tokens against the
+selected; the data set with the least; where one token is selected it is 256), device_compute_reduction (of `eco` to the
+target against a device that runs in every epoch; the least), wire_over_counted_bytes (frames out of a socket, and those
+of the program, against the formula; the most).
 
 The data folder is that of `tasks.py`. All of it takes hours of one core, most of them for what is trained on the
 device: `--only eco` and the ablations take minutes for a data set.
@@ -26,6 +27,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from coterie.coordinator.one_device import largest_difference
 from coterie.units import MIB, format_bytes
 from reporting import Report, parse_arguments
 from sidetuning_bench import SetResult, Wish, run_set
@@ -134,6 +136,28 @@ def show_bytes(report: Report, results: Sequence[SetResult]) -> None:
     report.table("uploads: a row's tokens, the run's reduction, a batch padded to 256 on the wire", columns, rows)
 
 
+def show_programs(report: Report, results: Sequence[SetResult]) -> None:
+    """`eco` in this process beside `eco` over processes: one seed, the same order."""
+    rows = []
+    for found in results:
+        if found.program is None:
+            continue
+        here = found.runs["eco"][0]
+        rows.append(
+            (
+                found.setting.name,
+                f"{here.curve[-1].points:.2f}",
+                f"{found.program.points:.2f}",
+                f"{largest_difference(here.losses, found.program.losses):.1e}",
+                f"{found.program.device_passes:.2f}",
+                format_bytes(found.program.counted),
+                format_bytes(found.program.seen),
+            )
+        )
+    columns = ("", "here", "program", "largest loss difference", "device passes", "counted", "in frames")
+    report.table("eco in this process and as the program runs it, over processes; first seed", columns, rows)
+
+
 def _uploads(found: SetResult) -> float:
     """Bytes of an epoch with all tokens, over those with the selected."""
     if "eco" not in found.runs or "eco without TS" not in found.runs:
@@ -163,15 +187,16 @@ def add_figures(report: Report, results: Sequence[SetResult]) -> None:
     compared = [found for found in results if {"eco", "neither"} <= found.runs.keys()]
     if compared:
         report.figure("worst_quality_gap_points", max(map(worst_gap, compared)), at_most=ALLOWED_POINTS, unit="points")
-    eco = [found.runs["eco"][0] for found in results if "eco" in found.runs]
-    if eco:
-        passes = max(run.total("device_flops") / run.costs[0].device_flops for run in eco)
-        report.figure("device_passes", passes, at_most=1)
+    programs = [found.program for found in results if found.program is not None]
+    if programs:
+        report.figure("device_passes", max(program.device_passes for program in programs), at_most=1)
     least = min(found.padded_all.seen / found.padded_selected.seen for found in results)
     report.figure("upload_reduction", least, unit="times")
     if compared:
         report.figure("device_compute_reduction", min(map(compute_reduction, compared)), at_least=5, unit="times")
-    report.figure("wire_over_counted_bytes", max(f.wire.seen / f.wire.counted for f in results), at_most=1.02)
+    seen = [found.wire.seen / found.wire.counted for found in results]
+    seen += [program.seen / program.counted for program in programs]
+    report.figure("wire_over_counted_bytes", max(seen), at_most=1.02)
 
 
 def main() -> int:
@@ -218,6 +243,7 @@ def main() -> int:
             plot_set(found, Path(arguments.plot))
     if results:
         show_bytes(report, results)
+        show_programs(report, results)
         add_figures(report, results)
     return report.finish()
 

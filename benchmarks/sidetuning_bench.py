@@ -17,6 +17,7 @@ from sidetuning_forward import DevicePass
 from sidetuning_jobs import Jobs
 from sidetuning_local import run_local
 from sidetuning_memory import MemoryJob
+from sidetuning_program import ProgramRun, run_program
 from sidetuning_settings import SIDE_VARIANTS, USUAL_RANK, SideSetting, Variant
 from sidetuning_side import run_side
 from sidetuning_wire import PADDED_TOKENS, WireCount, padded_batch, through_a_socket
@@ -48,6 +49,7 @@ class SetResult(msgspec.Struct, frozen=True, kw_only=True):
         row_tokens, row_selected: Mean tokens of a training row, and those that enter the loss.
         wire: A batch of the run as it is, tokens selected, over a socket.
         padded_all, padded_selected: A batch padded to 256 tokens over a socket: all its tokens, and the selected ones.
+        program: `eco` with the first seed as the program runs it, over processes; None if `eco` was not asked for.
         notes: What was left out, and why.
     """
 
@@ -62,6 +64,7 @@ class SetResult(msgspec.Struct, frozen=True, kw_only=True):
     wire: WireCount
     padded_all: WireCount
     padded_selected: WireCount
+    program: ProgramRun | None
     notes: tuple[str, ...]
 
 
@@ -82,6 +85,7 @@ def run_set(setting: SideSetting, wish: Wish, tell: Callable[[str], None]) -> Se
         if "mobillm" in wish.variants and "neither" in runs:
             runs["mobillm"] = runs["neither"]
         peaks = {} if wish.is_quick else {variant: _peak_bytes(setting, wish, variant) for variant in runs}
+        program = run_program(jobs, wish.seeds[0]) if "eco" in wish.variants else None
         taps = device.train.get(0, all_tokens=False)
         selected = round(_selected(first))
         return SetResult(
@@ -96,6 +100,7 @@ def run_set(setting: SideSetting, wish: Wish, tell: Callable[[str], None]) -> Se
             wire=through_a_socket(taps.repeat(setting.batch_rows, 1, 1), "float16"),
             padded_all=padded_batch(setting.batch_rows, PADDED_TOKENS, device.blocks, device.width),
             padded_selected=padded_batch(setting.batch_rows, selected, device.blocks, device.width),
+            program=program,
             notes=tuple(notes),
         )
 

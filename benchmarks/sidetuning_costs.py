@@ -34,6 +34,7 @@ class VariantRun(msgspec.Struct, frozen=True, kw_only=True):
     """One variant with one seed.
 
     Attributes:
+        losses: Mean loss of each step, of side-tuning.
         rouge: Of texts written at the end, in points, by name; of summaries and the first seed only.
         waits: The device waits for the server in each batch (split learning); otherwise device, link and server work
             at the same time.
@@ -49,6 +50,7 @@ class VariantRun(msgspec.Struct, frozen=True, kw_only=True):
     cache_bytes: int = 0
     download_bytes: int = 0
     waits: bool = False
+    losses: tuple[float, ...] = ()
     rouge: dict[str, float] = {}
 
     def epoch_s(self, epoch: int, bits_per_s: float) -> float:

@@ -46,24 +46,23 @@ class Jobs:
         spec = make_backbone_spec(job.source, auto_class=job.spec.auto_class, seed=seed, config_overrides=known)
         return msgspec.structs.replace(job, spec=spec, anatomy=describe(spec), weights=FolderWeights(job.source, spec))
 
-    def _prepare(self, method: TrainableMethod, seed: int, epochs: int, learning_rate: float) -> Job:
+    def overrides(self, seed: int, epochs: int, learning_rate: float) -> dict[str, object]:
+        """A recipe's keys: the same for all that is trained on this data set."""
         setting = self.setting
-        model = decoder_file() if setting.decoder else demo_model()
-        recipe = load_recipe(
-            None,
-            {
-                "data.train": str(self.slices.train),
-                "data.test": str(self.slices.test),
-                "data.task": setting.task,
-                "model.name": str(model),
-                "method": method,
-                "epochs": epochs,
-                "batch_rows": setting.batch_rows,
-                "learning_rate": learning_rate,
-                "warmup_ratio": 0.05,
-                "seed": seed,
-            },
-        )
+        return {
+            "data.train": str(self.slices.train),
+            "data.test": str(self.slices.test),
+            "data.task": setting.task,
+            "model.name": str(decoder_file() if setting.decoder else demo_model()),
+            "epochs": epochs,
+            "batch_rows": setting.batch_rows,
+            "learning_rate": learning_rate,
+            "warmup_ratio": 0.05,
+            "seed": seed,
+        }
+
+    def _prepare(self, method: TrainableMethod, seed: int, epochs: int, learning_rate: float) -> Job:
+        recipe = load_recipe(None, {**self.overrides(seed, epochs, learning_rate), "method": method})
         return prepare_job(recipe, RunId("sidetuning"), lambda _text: None)
 
 

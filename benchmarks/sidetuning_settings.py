@@ -63,9 +63,8 @@ SETTINGS = (
         figure="accuracy",
         sizes=Sizes(train=1280, test=1000),
         epochs=20,
-        learning_rate=1e-3,
+        learning_rate=3e-3,
         local_epochs=6,
-        local_seeds=3,
     ),
     SideSetting(
         name="banking77_pairs",

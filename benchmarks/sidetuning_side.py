@@ -54,6 +54,9 @@ class SideRun:
         device: Activations of the same rows.
         side: Settings.
         figure: Quality that is followed.
+
+    Attributes:
+        losses: Mean loss of each step so far.
     """
 
     def __init__(self, job: Job, device: DevicePass, side: SideSpec, figure: str) -> None:
@@ -61,6 +64,7 @@ class SideRun:
         self._device = device
         self._side = side
         self._figure = figure
+        self.losses: list[float] = []
         self._feeder = TrainingFeeder(job, 1)
         self._model = build_side_model(job.spec, side, PackedWeights(job.weights, job.spec))
         self._trainer = SideTrainer(self._model, job.task, job.optimizer)
@@ -109,7 +113,8 @@ class SideRun:
                     self._cache.put(batch, (step,))
             else:
                 batch = self._cache.read(rows.rows)
-            self._trainer.step(batch, rows.samples_seen)
+            done = self._trainer.step(batch, rows.samples_seen)
+            self.losses.append(done.loss_sum / done.loss_tokens if done.loss_tokens else 0.0)
             server_s += time.process_time() - start_s
         if not is_live:
             return EpochCost(server_cpu_s=server_s)
@@ -213,5 +218,6 @@ def run_side(
         batches=job.steps_per_epoch,
         cache_bytes=run.cache_bytes,
         download_bytes=side_network_bytes(backbone, side, task_parameters=task_parameters),
+        losses=tuple(run.losses),
         rouge=run.rouge(*texts) if texts is not None else {},
     )
