@@ -9,7 +9,7 @@ from typing import Literal
 import msgspec
 
 from coterie.jobs.side_spec import SideSpec, UploadDtype
-from coterie.transport.limits import ITEM_BYTES, wire_bytes
+from coterie.transport.limits import ITEM_BYTES, SCALE_BYTES, wire_bytes
 
 Baseline = Literal["mobillm", "bitfit-split", "local"]
 """What Eco-MobiLLM is compared with: every token of every epoch to a side network; the two ends of the model on the
@@ -19,6 +19,7 @@ CODECS: dict[UploadDtype, str] = {"float32": "raw", "float16": "fp16", "int8": "
 """How each type travels: the names of `coterie.tensors.codecs`."""
 
 _FLOAT32_BYTES = ITEM_BYTES["float32"]
+_WORD_BYTES = 4
 
 
 class Backbone(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,9 +73,20 @@ def upload_bytes(tokens: TokenCounts, backbone: Backbone, side: SideSpec) -> int
     return taps_bytes(tokens.sent(side), backbone.taps(side), backbone.width, side.upload)
 
 
+def cached_token_bytes(taps: int, width: int, upload: UploadDtype) -> int:
+    """What the server keeps of one token: its activations, in `float16` with a scale for each layer; whole words."""
+    scales = (taps - 1) * SCALE_BYTES if upload == "float16" else 0
+    return -(-(taps_bytes(1, taps, width, upload) + scales) // _WORD_BYTES) * _WORD_BYTES
+
+
 def cache_bytes(epoch: TokenCounts, backbone: Backbone, side: SideSpec) -> int:
-    """What the server keeps of one epoch between the two phases; nothing if it trains while batches arrive only."""
-    return upload_bytes(epoch, backbone, side) if side.two_phases else 0
+    """What the server keeps of one epoch between the two phases; nothing if it trains while batches arrive only.
+
+    Labels and index, about 40 bytes a row, are not counted.
+    """
+    if not side.two_phases:
+        return 0
+    return epoch.sent(side) * cached_token_bytes(backbone.taps(side), backbone.width, side.upload)
 
 
 def baseline_bytes(baseline: Baseline, tokens: TokenCounts, backbone: Backbone, upload: UploadDtype) -> Traffic:

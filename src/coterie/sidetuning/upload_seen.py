@@ -2,19 +2,18 @@
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import cast
 
 import msgspec
 import torch
 from torch import Tensor
 
 from coterie.jobs.side_spec import UploadDtype
-from coterie.planner.side_bytes import CODECS
 from coterie.sidetuning.readout import TokenSelector
 from coterie.sidetuning.taps import TappedStage
+from coterie.sidetuning.upload_codecs import UPLOAD_CODECS
 from coterie.tasks.collate import collate
 from coterie.tasks.examples import EncodedExample
-from coterie.tensors.codecs import Codec, decode, encode
+from coterie.tensors.codecs import decode, encode
 
 _BATCH_ROWS = 16
 _FEW = 10
@@ -83,7 +82,7 @@ def watch_upload(
         selection = selector.select(arrays, labels)
         _, found = tapped.forward(arrays, None, selection)
         for layer, hidden in found.items():
-            taps[layer].append(_as_received(hidden, CODECS[upload]))
+            taps[layer].append(_as_received(hidden, upload))
         tokens.append(arrays["input_ids"][selection.rows, selection.positions])
         owners.append(selection.rows + start)
         index = torch.arange(len(selection.rows)) if selection.loss_index is None else selection.loss_index
@@ -112,6 +111,6 @@ def _telling(texts: Sequence[frozenset[int]]) -> tuple[frozenset[int], ...]:
     return tuple(frozenset(token for token in text if counts[token] <= most) for text in texts)
 
 
-def _as_received(hidden: Tensor, codec: str) -> Tensor:
+def _as_received(hidden: Tensor, upload: UploadDtype) -> Tensor:
     """Activations after the upload's rounding."""
-    return decode(*encode(hidden, "taps", cast("Codec", codec)))
+    return decode(*encode(hidden, "taps", UPLOAD_CODECS[upload]))

@@ -3,6 +3,7 @@
 import math
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from transformers import OPTConfig
@@ -11,18 +12,22 @@ from coterie.jobs.model_spec import ModelSpec
 from coterie.jobs.side_spec import SideSpec
 from coterie.models import describe
 from coterie.planner.side_bytes import (
+    CODECS,
     Backbone,
     TokenCounts,
     Traffic,
     baseline_bytes,
     cache_bytes,
+    cached_token_bytes,
     side_network_bytes,
     side_parameters,
     side_run_bytes,
     taps_bytes,
     upload_bytes,
 )
+from coterie.sidetuning.cached_rows import RowCoder
 from coterie.sidetuning.side_network import SideNetwork
+from coterie.tensors.codecs import encode
 from coterie.units import GIB
 
 OPT = Backbone(blocks=24, width=2048)
@@ -74,7 +79,8 @@ def test_split_learning_crosses_two_cuts_in_both_directions():
 )
 def test_the_cache_holds_what_was_uploaded_once(samples, side, exact, gib, paper):
     size = cache_bytes(rows(samples), OPT, side)
-    assert size - SCALE == exact
+    tokens = samples if side.selects_tokens else 256 * samples
+    assert size - tokens * 24 * SCALE == exact  # a scale for each token and layer
     assert size / GIB == pytest.approx(gib, rel=0.001)
     assert size / GIB == pytest.approx(paper, rel=0.01)  # the paper's Table 6
 
@@ -85,7 +91,7 @@ def test_the_devices_pass_over_the_data_once_instead_of_once_for_each_epoch():
     assert (eco.device_passes, live.device_passes) == (1, 13)
     assert live.traffic.up_bytes == 13 * eco.traffic.up_bytes
     assert live.cache_bytes == 0
-    assert eco.cache_bytes == eco.traffic.up_bytes
+    assert eco.cache_bytes == eco.traffic.up_bytes + (100 * 24 - 1) * SCALE
 
 
 def test_training_on_the_device_alone_sends_nothing():
@@ -103,6 +109,18 @@ def test_training_on_the_device_alone_sends_nothing():
 )
 def test_every_type_of_upload_counts_its_scales(upload, scales, values):
     assert taps_bytes(7, 3, 96, upload) == scales + values
+
+
+@pytest.mark.parametrize("upload", ["float32", "float16", "int8", "int4"])
+@pytest.mark.parametrize(("taps", "width"), [(24, 2048), (6, 384), (3, 33), (1, 5)])
+def test_a_cached_token_takes_what_the_cache_really_writes(upload, taps, width):
+    assert cached_token_bytes(taps, width, upload) == RowCoder(taps, width, upload).row_bytes
+
+
+@pytest.mark.parametrize("upload", ["float32", "float16", "int8", "int4"])
+def test_an_upload_takes_what_the_codec_really_writes(upload):
+    _, encoded = encode(torch.randn(5, 3, 33, generator=torch.Generator().manual_seed(0)), "taps", CODECS[upload])
+    assert taps_bytes(5, 3, 33, upload) == encoded.nbytes
 
 
 def test_a_ladder_that_starts_higher_sends_and_holds_less():

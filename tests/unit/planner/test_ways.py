@@ -102,7 +102,7 @@ def test_side_tuning_collects_once_and_replays_on_the_server(ways):
     labels = 8 * (EPOCH.selected + ROWS)
     assert device.sent_bytes == ROWS * taps + 4 + labels + 4 * MIB  # the output layer's weights; a scale of float16
     assert device.received_bytes == server.sent_bytes == trained
-    assert way.cache_bytes == ROWS * taps + 4
+    assert way.cache_bytes == ROWS * (taps + 4 * BLOCKS)  # a scale for each token and layer
 
 
 def test_a_slow_link_and_no_token_selector_make_the_upload_set_the_pace(ways):
@@ -111,7 +111,7 @@ def test_a_slow_link_and_no_token_selector_make_the_upload_set_the_pace(ways):
     step_s = spans(way)["replay"] / (10 * (EPOCHS - 1))
     forward_s = 8 * (BLOCKS * 1e9 + 1e6) / 1e10  # of the first batch; the uploads of 19 micro-batches and the last one
     assert spans(way)["collect"] == pytest.approx(forward_s + 19 / 20 * uploaded * 20 / RATE + step_s, rel=1e-5)
-    assert way.cache_bytes == uploaded + 4
+    assert way.cache_bytes == uploaded + EPOCH.real * 4 * BLOCKS
     assert "every token of every row" in way.exposes[0]
 
 
@@ -168,7 +168,7 @@ def test_a_cache_in_memory_counts_and_one_over_its_quota_is_refused(ways):
     on_disk, in_memory = (ways(cache_in_memory=where)["side-tuning"] for where in (False, True))
     assert in_memory.devices[1].peak_bytes - on_disk.devices[1].peak_bytes == on_disk.cache_bytes
     refused = ways(cache_quota_bytes=1000)["side-tuning"]
-    assert refused.reason == "the cache needs 960 KiB on device-2, and its quota is 1000 B"
+    assert refused.reason == "the cache needs 962 KiB on device-2, and its quota is 1000 B"
 
 
 def test_energy_is_the_stated_watts_times_the_modelled_seconds(ways):
@@ -189,7 +189,7 @@ def test_an_additive_server_sees_differences_and_the_docs_promise_nothing(ways):
 
 def test_a_ladder_from_above_sends_only_its_own_layers(ways):
     way = ways(side=SideSpec(rank=16, first_layer=5))["side-tuning"]
-    assert way.cache_bytes == ROWS * 2 * WIDTH * 2 + 4
+    assert way.cache_bytes == ROWS * 2 * (WIDTH * 2 + 4)
     assert "blocks 5 to 6" in way.exposes[0]
 
 
