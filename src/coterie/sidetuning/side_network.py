@@ -10,9 +10,9 @@ the papers and chosen here: below the first tap there is no state, so that it ha
 weight and bias; V and U have no biases; the last gate is linear, so that it may have either sign, and divided by T like
 the others, so that an optimizer whose steps do not depend on the gradient's size (AdamW) opens it in a few steps.
 
-What U gives is added to states as large as the backbone's own, so the learning rate follows their size, and is far above
-what weights of the model itself are tuned with: for encoders of the BERT kind about 1e-3 to 3e-3; for decoders, whose
-states grow from layer to layer (norm 800 in SmolLM2-135M's last, 7 in MiniLM's), about 3e-3 to 1e-2.
+What U gives is added to states as large as the backbone's own, so the learning rate follows their size, and is far
+above what weights of the model itself are tuned with: for encoders of the BERT kind about 1e-3 to 3e-3; for
+decoders, whose states grow from layer to layer (norm 800 in SmolLM2-135M's last, 7 in MiniLM's), about 3e-3 to 1e-2.
 """
 
 import math
