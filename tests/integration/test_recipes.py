@@ -129,6 +129,8 @@ def test_a_recipe_trains_as_it_is_on_a_tiny_model(path, tmp_path, cluster, run, 
         },
     )
     settings = [WorkerSettings(name=f"device-{index}") for index in range(recipe.cluster.workers_expected)]
+    if recipe.train.mode == "side":
+        settings[0] = WorkerSettings(name="server", role="server")
     watcher = cluster(*settings)
     result = run(recipe, watcher)
     assert len(result.losses) == STEPS
