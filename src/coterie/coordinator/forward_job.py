@@ -19,7 +19,7 @@ from coterie.measure.cached import cached_model_profile
 from coterie.measure.kept_tokens import with_kept_tokens
 from coterie.models import ModelSource, describe, make_forward_spec
 from coterie.models.generation import check_writes_text
-from coterie.models.trained import open_trained
+from coterie.models.trained import TrainedModel, open_trained
 from coterie.profiles.cache import ProfileCache
 from coterie.profiles.model_profile import ModelProfile
 from coterie.tasks.catalog import get_task
@@ -47,12 +47,7 @@ def prepare_forward_job(
     Raises:
         CoterieError: Data or model are not usable; nothing has been started.
     """
-    trained = open_trained(recipe.model.name)
-    if trained.side is not None and recipe.cluster.has_workers:
-        raise UsageError(
-            f"{recipe.model.name} is a side network on its backbone, which predicts on one device only",
-            hint="leave --workers and --local-worker out",
-        )
+    trained = _open(recipe)
     source = trained.source
     known = get_task(recipe.data.task, labels=labels_of_config(source.config.id2label or {}))
     files = DataFiles(options=read_options(recipe.data, tagged=tagged), prompt=recipe.data.prompt)
@@ -101,6 +96,16 @@ def prepare_forward_job(
         side=trained.side,
         wants_logits=tagged or prompts is None,
     )
+
+
+def _open(recipe: Recipe) -> TrainedModel:
+    trained = open_trained(recipe.model.name)
+    if trained.side is not None and recipe.cluster.has_workers:
+        raise UsageError(
+            f"{recipe.model.name} is a side network on its backbone, which predicts on one device only",
+            hint="leave --workers and --local-worker out",
+        )
+    return trained
 
 
 def _check_pairs(recipe: Recipe, split: Split) -> None:
