@@ -9,6 +9,7 @@ from safetensors.torch import load_file
 from coterie.cli.main import main
 from coterie.coordinator.job import prepare_job
 from coterie.coordinator.side_here import SideHere
+from coterie.errors import ActivationCacheError
 from coterie.ids import RunId
 from coterie.metrics.records import EvaluationRecord, SummaryRecord
 from coterie.planner.side_bytes import Backbone, TokenCounts, upload_bytes
@@ -88,6 +89,21 @@ def test_three_devices_collect_what_one_collects(tmp_path, one, make_recipe, clu
     assert [(stage.first_unit, stage.stop_unit) for stage in result.plan.stages] == [(0, 2), (2, 4), (4, 5)]
     assert watcher.losses == one[2].losses
     assert unequal(trained_in(result.model_folder), trained_in(one[1].model_folder)) == []
+
+
+def test_without_a_direct_link_the_coordinator_passes_activations_on(tmp_path, one, make_recipe, cluster, run):
+    closed = WorkerSettings(name="server", role="server", direct_links=False)
+    watcher = cluster(PHONES[0], closed)
+    result = run(make_recipe(tmp_path / "run", **OPTIONS | {"epochs": 2}), watcher)
+    assert any("goes through the coordinator" in notice for notice in watcher.notices)
+    assert unequal(trained_in(result.model_folder), trained_in(one[1].model_folder)) == []
+
+
+def test_what_does_not_fit_the_quota_is_refused_before_anything_is_sent(tmp_path, make_recipe, cluster, run):
+    watcher = cluster(PHONES[0], SERVER)
+    with pytest.raises(ActivationCacheError, match=r"quota of 20\.0 KiB"):
+        run(make_recipe(tmp_path / "run", **OPTIONS | {"cache_quota": "20KiB"}), watcher)
+    assert watcher.losses == []
 
 
 def test_verify_repeats_a_run_whatever_it_sends_and_keeps(tmp_path, make_recipe, cluster, run, capsys):

@@ -85,6 +85,8 @@ class SideRun:
 
     async def _train(self) -> SideOutcome:
         session, job = self.session, self._job
+        if not any(worker.role == "server" for worker in job.recipe.cluster.local_workers):
+            self._observer.notice("one of the workers is the server: `coterie worker LINK --role server`")
         await session.gather()
         (server,) = session.members.with_role("server")
         selector = TokenSelector(job.spec, self._side)

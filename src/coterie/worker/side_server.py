@@ -5,6 +5,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -41,6 +42,7 @@ from coterie.cluster.side_messages import (
 )
 from coterie.errors import CoterieError, ProtocolError
 from coterie.ids import COORDINATOR, WorkerId
+from coterie.measure.budget import memory_budget
 from coterie.measure.process_memory import peak_rss_bytes, reset_peak
 from coterie.models.weights import MappingWeights
 from coterie.pipeline.compute import computing
@@ -131,13 +133,20 @@ class SideServer:
             layers=assign.layers, width=assign.width, dtype=assign.side.upload, key=dict(assign.cache_key)
         )
         place = cache_folder(folder, layout) if keeps and folder is not None and assign.side.two_phases else None
-        self._cache = ActivationCache.open(place, layout, assign.quota_bytes or NO_QUOTA_BYTES)
+        self._cache = ActivationCache.open(place, layout, assign.quota_bytes or self._usual_quota(place))
         if not len(self._cache):
             self._cache.require_room(assign.tokens)
         self._intake = Intake(assign, self._cache)
         reset_peak()
         self._thread.start()
         return self._ready()
+
+    def _usual_quota(self, place: Path | None) -> int:
+        """In memory, half of what the worker may use; on a disk, whatever there is room for."""
+        if place is not None:
+            return NO_QUOTA_BYTES
+        settings = self._settings
+        return memory_budget(settings.memory_bytes, device_type="cpu").bytes // 2
 
     def _ready(self) -> Frame:
         message = ServerReady(step=self._trainer.steps, cache_bytes=self._intake.cache_bytes)

@@ -105,6 +105,23 @@ def test_without_two_phases_rows_serve_their_step_and_are_gone():
     assert not intake.has_rows(4, [2, 0, 1])
 
 
+def test_a_row_of_which_nothing_is_sent_is_there_all_the_same():
+    intake = make_intake()
+    described = frame(
+        LABELS,
+        0,
+        TapsBody(split="train", parts=1),
+        samples=torch.tensor([2, 3]),
+        counts=torch.tensor([0, 1]),
+        labels=torch.tensor([7]),
+    )
+    intake.take(described)
+    intake.take(frame(TAPS, 0, TapsBody(split="train", layers=(1, 2)), taps=torch.ones(1, 2, WIDTH)))
+    assert intake.held("train").tolist() == [2, 3]
+    assert intake.read("train", [3, 2]).counts.tolist() == [1, 0]
+    assert intake.read("train", [2]).tokens == 0
+
+
 def test_activations_that_belong_to_nothing_are_refused():
     intake = make_intake()
     with pytest.raises(ProtocolError, match="without saying of what"):
