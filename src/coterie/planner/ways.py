@@ -72,8 +72,9 @@ def _hand_out(ledger: Ledger, request: WaysRequest, model: ModelProfile, plan: P
     """Weights go to their stages before the run, and what was trained comes back after it; seconds of the first."""
     seconds = 0.0
     for stage in plan.stages:
-        words = f"{name_units(stage.first_unit, stage.stop_unit, plan.units)}, forward and backward"
-        ledger.take_part(stage.worker, words, stage.memory.total)
+        passes = "forward only" if stage.stop_unit <= model.first_backward_unit else "forward and backward"
+        units = name_units(stage.first_unit, stage.stop_unit, plan.units)
+        ledger.take_part(stage.worker, f"{units}, {passes}", stage.memory.total)
         seconds += ledger.send(request.owner, stage.worker, stage.memory.weights)
         trained = sum(layer.trainable_bytes for layer in model.layers[stage.first_unit : stage.stop_unit])
         ledger.send(stage.worker, request.owner, trained)

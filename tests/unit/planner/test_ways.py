@@ -78,6 +78,9 @@ def test_a_pipeline_sends_hidden_states_and_their_gradients_each_time(ways):
     assert owner.sent_bytes == other.received_bytes == crossing + inputs + stage.memory.weights
     assert owner.received_bytes == other.sent_bytes == crossing + trained
     assert owner.network_s == pytest.approx((owner.sent_bytes + owner.received_bytes) / RATE)
+    assert {device.worker: device.does.rpartition(", ")[2] for device in way.devices} == {
+        stage.worker: "forward only" if stage.stop_unit == 1 else "forward and backward" for stage in way.plan.stages
+    }
     (told,) = way.exposes
     assert told.startswith("device-1: all text (token ids), the hidden states that cross its cuts, ")
     assert ("all labels" in told) == (number == 1)
