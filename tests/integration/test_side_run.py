@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from coterie.cli.main import main
 from coterie.coordinator.job import prepare_job
 from coterie.coordinator.side_here import SideHere
-from coterie.errors import ActivationCacheError
+from coterie.errors import ActivationCacheError, CheckpointError, RecipeError, UsageError
 from coterie.ids import RunId
 from coterie.metrics.records import EvaluationRecord, SummaryRecord
 from coterie.planner.side_bytes import Backbone, TokenCounts, upload_bytes
@@ -104,6 +104,19 @@ def test_what_does_not_fit_the_quota_is_refused_before_anything_is_sent(tmp_path
     with pytest.raises(ActivationCacheError, match=r"quota of 20\.0 KiB"):
         run(make_recipe(tmp_path / "run", **OPTIONS | {"cache_quota": "20KiB"}), watcher)
     assert watcher.losses == []
+
+
+def test_what_cannot_be_side_tuned_is_refused_before_anybody_joins(tmp_path, make_recipe, cluster, run, one):
+    watcher = cluster(PHONES[0], SERVER)
+    with pytest.raises(RecipeError, match="layers 1 to 4"):
+        run(make_recipe(tmp_path / "run", **OPTIONS | {"first_layer": 5}), watcher)
+    with pytest.raises(CheckpointError, match="no side-tuning run to resume"):
+        run(make_recipe(tmp_path / "other", resume=True, **OPTIONS), watcher)
+    with pytest.raises(UsageError, match="earlier side-tuning run"):
+        run(make_recipe(one[1].run_folder, **OPTIONS), watcher)
+    with pytest.raises(CheckpointError, match="side differ"):
+        run(make_recipe(one[1].run_folder, resume=True, **OPTIONS | {"upload": "int8"}), watcher)
+    assert watcher.threads == []
 
 
 def test_verify_repeats_a_run_whatever_it_sends_and_keeps(tmp_path, make_recipe, cluster, run, capsys):

@@ -14,11 +14,12 @@ from coterie.coordinator.job import Job, prepare_job
 from coterie.coordinator.observer import RunObserver
 from coterie.coordinator.side_record import SideRunRecord, check_same_terms, read_side_run
 from coterie.coordinator.side_run import SideOutcome, SideRun, side_terms
-from coterie.errors import CheckpointError
+from coterie.errors import CheckpointError, RecipeError
 from coterie.ids import RunId
 from coterie.local import LocalFront
 from coterie.metrics.sinks import Fanout, Sink
 from coterie.sidetuning.export import SideExportOptions, export_side, trained_side
+from coterie.sidetuning.readout import reads_of
 
 CACHE_FOLDER = "side-cache"
 
@@ -41,12 +42,20 @@ def prepare_side(recipe: Recipe, run: RunId, observer: RunObserver) -> tuple[Job
 
     Raises:
         CheckpointError: There is nothing to resume, or the settings are others.
+        UnsupportedModelError: The output layer reads several tokens of a row at once.
         CoterieError: Data, model or recipe are not usable.
     """
     record = read_side_run(Path(recipe.run.output)) if recipe.run.resume else None
     job = prepare_job(with_side_workers(recipe, record), record.run if record else run, observer.notice)
     if record is not None:
         check_same_terms(record, side_terms(job))
+    layers = job.anatomy.unit_count - 2
+    if recipe.side.first_layer > layers:
+        raise RecipeError(
+            f"side.first_layer is {recipe.side.first_layer}, and the model has the layers 1 to {layers}",
+            hint=f"choose one of 1 to {layers}",
+        )
+    reads_of(job.spec)  # refuses a model whose output layer reads several tokens, before anybody joins
     return job, record
 
 

@@ -18,6 +18,7 @@ from coterie.sidetuning.selection import TokenSelection
 from coterie.tasks.examples import PredictedArray
 from coterie.tensors.codecs import decode
 from coterie.transport.frame import Frame
+from coterie.units import counted
 
 
 class SideEvaluation:
@@ -70,6 +71,9 @@ class SideEvaluation:
                 raise ProtocolError("predictions of a server are not of the rows that they name")
             for row, part in zip(rows, torch.split(tensors[PREDICTIONS_TENSOR], counts), strict=True):
                 predicted[row] = self._placed(row, part)
+        lacking = len(self._job.splits[self._split].rows) - len(predicted)
+        if lacking:
+            raise ProtocolError(f"a server left out {counted(lacking, 'row')} of {self._split}")
         return predicted
 
     def _know_all(self) -> None:
@@ -83,10 +87,13 @@ class SideEvaluation:
         if not 0 <= row < len(self._job.splits[self._split].rows) or len(values) != len(self._positions[row]):
             raise ProtocolError(f"a server predicted {len(values)} tokens of row {row}")
         if self._job.recipe.side.additive:
-            values = self._job.task.predictions(added(self._base[row], values)) if len(values) else values[:, 0]
-        labels = self._job.splits[self._split].rows[row].labels
-        array = np.zeros(labels.shape, labels.dtype)
-        if labels.ndim:
+            values = self._job.task.predictions(added(self._base[row], values)) if len(values) else values.flatten()
+        labels = len(self._job.task.labels)
+        if labels and len(values) and not 0 <= int(values.min()) <= int(values.max()) < labels:
+            raise ProtocolError(f"a server predicted a label of row {row} that is none of the {labels} labels")
+        wanted = self._job.splits[self._split].rows[row].labels
+        array = np.zeros(wanted.shape, wanted.dtype)
+        if wanted.ndim:
             array[self._positions[row].numpy()] = values.numpy()
         elif len(values):
             array[()] = values[0].item()

@@ -106,7 +106,7 @@ class SidePump:
             self._take_from_server(event)
             return
         match event.message:
-            case StageForwarded() as message if message.step in self._forwards_due:
+            case StageForwarded() as message if event.member in self.devices and message.step in self._forwards_due:
                 self._forwarded(event.member.worker, message)
             case None if event.frame.header.kind == PREDICTIONS and event.frame.header.step in self._base_due:
                 self._take_base(event.frame)

@@ -36,6 +36,7 @@ from coterie.metrics.records import PlanRecord, StartRecord, SummaryRecord
 from coterie.models import config_of
 from coterie.planner.plan import Plan
 from coterie.sidetuning.readout import TokenSelector
+from coterie.sidetuning.side_network import PREFIX, SideNetwork
 from coterie.tensors.codecs import decode
 from coterie.units import counted
 
@@ -162,6 +163,8 @@ class SideRun:
             raise ProtocolError(f"{event.member.hello.name} sent {event.frame.header.kind} before the server stood")
         specs = event.frame.header.tensors
         tensors = {spec.name: decode(spec, data) for spec, data in zip(specs, event.frame.buffers, strict=True)}
+        if set(tensors) != set(splits):
+            raise ProtocolError(f"{server.hello.name} said of which rows it has for {', '.join(tensors) or 'nothing'}")
         return event.message, {split: frozenset(tensors[split].tolist()) for split in splits}
 
     def _cache_key(self, selector: TokenSelector) -> dict[str, str]:
@@ -335,7 +338,24 @@ class SideRun:
         for frame in pump.state:
             for spec, buffer in zip(frame.header.tensors, frame.buffers, strict=True):
                 parameters[spec.name.removeprefix(PARAMETER)] = decode(spec, buffer)
+        self._check_trained(parameters)
         return parameters
+
+    def _check_trained(self, parameters: Mapping[str, Tensor]) -> None:
+        """Is this what was to be trained?
+
+        Raises:
+            ProtocolError: A parameter is missing, unknown, or of another shape.
+        """
+        anatomy = self._job.anatomy
+        width = config_of(self._job.spec).get_text_config().hidden_size
+        network = SideNetwork(anatomy.unit_count - 2, width, self._side, self._job.spec.seed)
+        wanted = {PREFIX + name: tuple(parameter.shape) for name, parameter in network.named_parameters()}
+        wanted |= {name: anatomy.shapes[name] for name in anatomy.trainable_names}
+        got = {name: tuple(tensor.shape) for name, tensor in parameters.items()}
+        if got != wanted:
+            names = sorted(name for name in got.keys() | wanted.keys() if got.get(name) != wanted.get(name))
+            raise ProtocolError(f"the server sent another side network than was asked for: {', '.join(names)[:200]}")
 
 
 def block_digests(job: Job, split: str) -> tuple[str, ...]:
