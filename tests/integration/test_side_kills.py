@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from coterie.coordinator import side_run
+from coterie.coordinator import side_assignment
 from coterie.errors import CheckpointError, WorkerLostError
 from coterie.metrics.records import StepRecord
 from coterie.worker import side_intake
@@ -117,7 +117,7 @@ def test_a_second_run_over_the_same_data_needs_no_new_activations(
     tmp_path, make_recipe, cluster, run, data, monkeypatch
 ):
     monkeypatch.setattr(side_intake, "BLOCK_ROWS", 4)
-    monkeypatch.setattr(side_run, "BLOCK_ROWS", 4)
+    monkeypatch.setattr(side_assignment, "BLOCK_ROWS", 4)
     server = WorkerSettings(name="server", role="server", cache_folder=tmp_path / "kept")
     options = OPTIONS | {"epochs": 1, "data.dev": str(data / "dev.conll"), "data.test": str(data / "test.conll")}
 

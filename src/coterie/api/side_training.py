@@ -12,8 +12,9 @@ from coterie.checkpoint.export_record import ExportRecord
 from coterie.config.recipe import LocalWorker, Recipe
 from coterie.coordinator.job import Job, prepare_job
 from coterie.coordinator.observer import RunObserver
+from coterie.coordinator.side_assignment import side_terms
 from coterie.coordinator.side_record import SideRunRecord, check_same_terms, read_side_run
-from coterie.coordinator.side_run import SideOutcome, SideRun, side_terms
+from coterie.coordinator.side_run import SideOutcome, SideRun
 from coterie.errors import CheckpointError, RecipeError
 from coterie.ids import RunId
 from coterie.local import LocalFront
@@ -74,7 +75,7 @@ def run_side(job: Job, record: SideRunRecord | None, observer: RunObserver, sink
         ) as front,
     ):
         run = SideRun(job, front, record=record)
-        front.end_with = run.session.end_with
+        front.end_with = run.end_with
         return asyncio.run(run.execute())
 
 

@@ -60,6 +60,7 @@ class SideBooks:
         self._step_seconds: list[float] = []
         self._first_step = 0
         self._tokens = 0
+        self._rows = 1
         self._rows_forwarded = 0
         self._cache_bytes = 0
         self._collect_s = 0.0
@@ -107,9 +108,10 @@ class SideBooks:
         self._cache_bytes = message.cache_bytes
         self._rows_forwarded += rows
 
-    def cache_found(self, cache_bytes: int) -> None:
-        """Note what the server's cache held before."""
+    def server_stands(self, cache_bytes: int, rows: int) -> None:
+        """Note what the server's cache held before, and how many rows it is to hold."""
         self._cache_bytes = cache_bytes
+        self._rows = rows
 
     def step(self, step: int, entry: StepEntry) -> None:
         """Note a finished optimizer step."""
@@ -193,11 +195,10 @@ class SideBooks:
 
     def _figures(self) -> SideFigures:
         devices = self._devices.values()
-        rows = sum(len(split.rows) for split in self._job.splits.values())
         return SideFigures(
             server=self._server.hello.name,
             collect_s=self._collect_s,
-            device_passes=self._rows_forwarded / rows,
+            device_passes=self._rows_forwarded / self._rows,
             device_forward_s=sum(device.forward_s for device in devices),
             device_cpu_s=sum(device.cpu_s for device in devices),
             taps_bytes=sum(device.taps_bytes for device in devices),

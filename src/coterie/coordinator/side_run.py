@@ -1,6 +1,5 @@
 """A side-tuning run: devices run the frozen model once, a server trains the network beside it, the owner fetches it."""
 
-import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -11,37 +10,27 @@ from coterie import __version__
 from coterie.clock import Clock
 from coterie.cluster.messages import PARAMETER, RunSegment, SaveState, Stop
 from coterie.cluster.side_messages import (
-    BLOCK_ROWS,
-    PLAN_VERSION,
     TRAIN,
-    AssignServer,
     EvaluateSide,
     GoAlone,
-    ServerReady,
     SideStage,
 )
-from coterie.coordinator.job import Job, rows_digest
-from coterie.coordinator.members import Member
+from coterie.coordinator.job import Job
 from coterie.coordinator.observer import RunObserver
 from coterie.coordinator.session import Session
-from coterie.coordinator.shards import ShardSource, send_unit
+from coterie.coordinator.side_assignment import Held, assign_server, check_trained, side_terms
 from coterie.coordinator.side_books import SideBooks
 from coterie.coordinator.side_evaluation import SideEvaluation
-from coterie.coordinator.side_feeding import Due, SideFeeder, sent_tokens
+from coterie.coordinator.side_feeding import Due, SideFeeder
 from coterie.coordinator.side_planning import make_side_plan
 from coterie.coordinator.side_pump import SidePump
-from coterie.coordinator.side_record import SideRunRecord, SideTerms, write_side_run
-from coterie.errors import CheckpointError, ProtocolError
+from coterie.coordinator.side_record import SideRunRecord, write_side_run
+from coterie.errors import CheckpointError, CoterieError
 from coterie.metrics.records import PlanRecord, StartRecord, SummaryRecord
-from coterie.models import config_of
 from coterie.planner.plan import Plan
 from coterie.sidetuning.readout import TokenSelector
-from coterie.sidetuning.side_network import PREFIX, SideNetwork
 from coterie.tensors.codecs import decode
 from coterie.units import counted
-
-Held = Mapping[str, frozenset[int]]
-"""Rows of each split that the server has."""
 
 
 class SideOutcome(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -73,6 +62,7 @@ class SideRun:
         self._record = record
         self._folder = Path(job.recipe.run.output)
         self._side = job.recipe.side.spec
+        self._devices_may_leave = False
         self.session = Session(job, observer, clock=clock)
 
     async def execute(self) -> SideOutcome:
@@ -84,6 +74,11 @@ class SideRun:
         """
         return await self.session.run(self._train, advice=lambda: "what the server has is kept: continue with --resume")
 
+    def end_with(self, error: CoterieError) -> None:
+        """See `Session.end_with`. Once devices may leave, how a process ends is news only if the server's link ends."""
+        if not self._devices_may_leave:
+            self.session.end_with(error)
+
     async def _train(self) -> SideOutcome:
         session, job = self.session, self._job
         if not any(worker.role == "server" for worker in job.recipe.cluster.local_workers):
@@ -91,11 +86,11 @@ class SideRun:
         await session.gather()
         (server,) = session.members.with_role("server")
         selector = TokenSelector(job.spec, self._side)
-        ready, held = await self._assign_server(server, selector)
+        ready, held = await assign_server(job, session.members, server, selector, self._evaluated)
         plan, micro_batches = await self._plan_devices(ready.step, held)
         feeder = SideFeeder(job, selector, micro_batches)
         books = SideBooks(job, server, feeder.training, self._observer.record, session.clock)
-        books.cache_found(ready.cache_bytes)
+        books.server_stands(ready.cache_bytes, sum(len(job.splits[split].rows) for split in held))
         session.members.on_heartbeat = books.heartbeat
         evaluations = {split: SideEvaluation(job, split, feeder) for split in self._evaluated}
         pump = SidePump(session.members, server, feeder, books, evaluations)
@@ -129,57 +124,6 @@ class SideRun:
             steps_per_epoch=job.steps_per_epoch,
             first_step=step,
         )
-
-    # ---- the server
-
-    async def _assign_server(self, server: Member, selector: TokenSelector) -> tuple[ServerReady, Held]:
-        """Give it the output layer; what it has of an earlier run."""
-        job, side = self._job, self._job.recipe.side
-        splits = (TRAIN, *self._evaluated)
-        layers = job.anatomy.unit_count - 2
-        await server.send(
-            AssignServer(
-                run=job.run,
-                spec=job.spec,
-                side=self._side,
-                optimizer=job.optimizer,
-                task=job.task.name,
-                width=config_of(job.spec).get_text_config().hidden_size,
-                layers=tuple(range(side.first_layer, layers + 1)),
-                rows={split: len(job.splits[split].rows) for split in splits},
-                digests={split: block_digests(job, split) for split in splits},
-                tokens=sum(sent_tokens(job, selector, split) for split in splits),
-                cache_key=self._cache_key(selector),
-                cache=side.cache,
-                quota_bytes=side.quota_bytes or 0,
-                save_every=job.recipe.run.checkpoint_every,
-                steps_per_epoch=job.steps_per_epoch,
-            )
-        )
-        source = ShardSource(job.spec, job.weights, None)
-        await send_unit(server, job.anatomy.unit_count - 1, source, job.run, PLAN_VERSION)
-        event = await self.session.members.next_event()
-        if event.member is not server or not isinstance(event.message, ServerReady):
-            raise ProtocolError(f"{event.member.hello.name} sent {event.frame.header.kind} before the server stood")
-        specs = event.frame.header.tensors
-        tensors = {spec.name: decode(spec, data) for spec, data in zip(specs, event.frame.buffers, strict=True)}
-        if set(tensors) != set(splits):
-            raise ProtocolError(f"{server.hello.name} said of which rows it has for {', '.join(tensors) or 'nothing'}")
-        return event.message, {split: frozenset(tensors[split].tolist()) for split in splits}
-
-    def _cache_key(self, selector: TokenSelector) -> dict[str, str]:
-        """What activations depend on beside the rows: runs for which all of it is equal share a cache."""
-        side, spec = self._side, self._job.spec
-        key = {
-            "weights": self._job.base_digest,
-            "model": hashlib.sha256(f"{spec.auto_class} {spec.config_json}".encode()).hexdigest(),
-            "frozen weights as": spec.frozen_dtype,
-            "tokens sent": selector.reads if side.selects_tokens else f"all, {selector.reads} read",
-            "labels": side.mode,
-        }
-        if side.mode == "additive":
-            key["seed of the output layer"] = str(spec.seed)
-        return key
 
     # ---- the devices
 
@@ -235,6 +179,7 @@ class SideRun:
 
     async def _release_devices(self) -> None:
         """Their part is done."""
+        self._devices_may_leave = True
         members = self.session.members
         for member in members.with_role("device"):
             await members.release(member, Stop(reason="everything is collected"))
@@ -338,43 +283,5 @@ class SideRun:
         for frame in pump.state:
             for spec, buffer in zip(frame.header.tensors, frame.buffers, strict=True):
                 parameters[spec.name.removeprefix(PARAMETER)] = decode(spec, buffer)
-        self._check_trained(parameters)
+        check_trained(self._job, parameters)
         return parameters
-
-    def _check_trained(self, parameters: Mapping[str, Tensor]) -> None:
-        """Is this what was to be trained?
-
-        Raises:
-            ProtocolError: A parameter is missing, unknown, or of another shape.
-        """
-        anatomy = self._job.anatomy
-        width = config_of(self._job.spec).get_text_config().hidden_size
-        network = SideNetwork(anatomy.unit_count - 2, width, self._side, self._job.spec.seed)
-        wanted = {PREFIX + name: tuple(parameter.shape) for name, parameter in network.named_parameters()}
-        wanted |= {name: anatomy.shapes[name] for name in anatomy.trainable_names}
-        got = {name: tuple(tensor.shape) for name, tensor in parameters.items()}
-        if got != wanted:
-            names = sorted(name for name in got.keys() | wanted.keys() if got.get(name) != wanted.get(name))
-            raise ProtocolError(f"the server sent another side network than was asked for: {', '.join(names)[:200]}")
-
-
-def block_digests(job: Job, split: str) -> tuple[str, ...]:
-    """One for every `BLOCK_ROWS` rows. The split and the place are part of it: equal blocks are kept apart."""
-    rows = job.splits[split].rows
-    starts = range(0, len(rows), BLOCK_ROWS)
-    return tuple(f"{split} {start} {rows_digest(rows[start : start + BLOCK_ROWS])[:32]}" for start in starts)
-
-
-def side_terms(job: Job) -> SideTerms:
-    """What the numbers of a run depend on."""
-    return SideTerms(
-        model=job.spec,
-        side=job.recipe.side.spec,
-        optimizer=job.optimizer,
-        task=job.task.name,
-        prompt=job.recipe.data.prompt or "",
-        batch_rows=job.recipe.train.batch_rows,
-        group_by_length=job.recipe.train.group_by_length,
-        data_digest=job.data_digest,
-        base_digest=job.base_digest,
-    )
