@@ -137,7 +137,10 @@ def show_bytes(report: Report, results: Sequence[SetResult]) -> None:
 
 
 def show_programs(report: Report, results: Sequence[SetResult]) -> None:
-    """`eco` in this process beside `eco` over processes: one seed, the same order."""
+    """`eco` in this process beside `eco` over processes: one seed, the same order.
+
+    Losses are compared in the first epoch; later the last bits have grown, and losses near 0 are compared.
+    """
     rows = []
     for found in results:
         if found.program is None:
@@ -148,13 +151,13 @@ def show_programs(report: Report, results: Sequence[SetResult]) -> None:
                 found.setting.name,
                 f"{here.curve[-1].points:.2f}",
                 f"{found.program.points:.2f}",
-                f"{largest_difference(here.losses, found.program.losses):.1e}",
+                f"{largest_difference(here.losses[: here.batches], found.program.losses):.1e}",
                 f"{found.program.device_passes:.2f}",
                 format_bytes(found.program.counted),
                 format_bytes(found.program.seen),
             )
         )
-    columns = ("", "here", "program", "largest loss difference", "device passes", "counted", "in frames")
+    columns = ("", "here", "program", "losses, epoch 1", "device passes", "counted", "in frames")
     report.table("eco in this process and as the program runs it, over processes; first seed", columns, rows)
 
 

@@ -82,9 +82,10 @@ def run_set(setting: SideSetting, wish: Wish, tell: Callable[[str], None]) -> Se
         for method in ("bitfit", "lora"):
             for run in _local_runs(jobs, wish, method, notes, tell):
                 runs[run.variant] = (*runs.get(run.variant, ()), run)
+        peaks = {} if wish.is_quick else {variant: _peak_bytes(setting, wish, variant) for variant in runs}
         if "mobillm" in wish.variants and "neither" in runs:
             runs["mobillm"] = runs["neither"]
-        peaks = {} if wish.is_quick else {variant: _peak_bytes(setting, wish, variant) for variant in runs}
+            peaks |= {"mobillm": peaks["neither"]} if peaks else {}
         program = run_program(jobs, wish.seeds[0]) if "eco" in wish.variants else None
         taps = device.train.get(0, all_tokens=False)
         selected = round(_selected(first))
