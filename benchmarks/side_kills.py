@@ -19,7 +19,7 @@ from reporting import Report, parse_arguments
 KILLS, QUICK_KILLS = 20, 2
 WHO = ("device", "server", "device and server", "everybody")
 EPOCHS, ROWS, BATCH_ROWS = 12, 64, 4
-MOST_KILLS = 7
+MOST_KILLS = 5
 POLL_S = 0.02
 LONGEST_S = 600.0
 
@@ -74,8 +74,11 @@ def _killed_run(words: list[str], run: Path, draw: random.Random) -> list[tuple[
 
 def _kill(words: list[str], run: Path, draw: random.Random) -> tuple[str, str, int, int]:
     """Begin or resume a run and kill somebody; who, in which phase, and how far the run was."""
-    who, patience = draw.choice(WHO), draw.randint(1, 2 * ROWS // BATCH_ROWS)
     resume = ["--resume"] if (run / "side-run.json").exists() else []
+    steps_per_epoch = ROWS // BATCH_ROWS
+    # The first two of a run while it collects, the others anywhere.
+    longest = 2 * steps_per_epoch if len(_records(run, "start")) > 1 else steps_per_epoch // 2
+    who, patience = draw.choice(WHO), draw.randint(1, longest)
     process = subprocess.Popen(
         [*words, *resume, "--output", str(run)],
         stdout=subprocess.DEVNULL,
