@@ -108,7 +108,7 @@ def main() -> None:
     threading.Thread(target=_read, args=(requests, waiting), daemon=True).start()
     try:
         backend = make_backend(sys.argv[1], int(sys.argv[2]))
-    except Exception as error:
+    except Exception as error:  # whatever a foreign library raises: the parent is told, and leaves the backend out
         write_message(replies, Reply(error=_told(error)))
         os._exit(0)
     host = Host(backend)
@@ -117,7 +117,7 @@ def main() -> None:
         request = msgspec.msgpack.decode(waiting.get(), type=Request)
         try:
             reply = host.answer(request)
-        except Exception as error:
+        except Exception as error:  # as above
             reply = Reply(error=_told(error))
         write_message(replies, reply)
         if request.call == "close":
