@@ -9,6 +9,7 @@ from typing import Final
 
 import msgspec
 
+from coterie.cluster.fault_messages import FaultMessage, Vitals
 from coterie.cluster.message import Message
 from coterie.cluster.side_messages import SideMessage, SideStage
 from coterie.errors import ProtocolError
@@ -58,7 +59,13 @@ PREDICTIONS: Final = "predictions"
 
 
 class Hello(Message, frozen=True, kw_only=True):
-    """Worker's first words: who it is, with the token of the join link."""
+    """Worker's first words: who it is, with the token of the join link.
+
+    Attributes:
+        identity: The device's public key, 64 hex digits of Ed25519; empty: it keeps none, and cannot come back.
+        proof: Signature by that key over what `transport.identity` says, in hex.
+        ticket: What the coordinator gave this identity last; a copied identity shows an old one.
+    """
 
     wire_version: int
     package_version: str
@@ -73,15 +80,25 @@ class Hello(Message, frozen=True, kw_only=True):
     fingerprint: str
     unix_path: str = ""
     role: WorkerRole = "device"
+    identity: str = ""
+    proof: str = ""
+    ticket: str = ""
 
 
 class Welcome(Message, frozen=True, kw_only=True):
-    """Coordinator's answer: the worker is in, under this id."""
+    """Coordinator's answer: the worker is in, under this id.
+
+    Attributes:
+        ticket: To be shown when it joins again, so that a copy of its identity is told from it.
+        rejoin_s: How long a worker that lost the coordinator tries to come back.
+    """
 
     worker: WorkerId
     run: RunId
     heartbeat_s: float
     silence_limit_s: float
+    ticket: str = ""
+    rejoin_s: float = 0.0
 
 
 class Refused(Message, frozen=True, kw_only=True):
@@ -142,6 +159,10 @@ class Assign(Message, frozen=True, kw_only=True):
         tied_peer: The worker that holds the other end of a trained tied matrix; empty if none.
         resumed_step: Optimizer steps done before; the state of trained units comes with their weights.
         side: Set in a side-tuning run: the stage runs forward only, and sends activations.
+        held_units: Units whose frozen tensors the worker holds from the plan before: `WEIGHTS` frames of these bring
+            trained tensors only, and none comes for a unit without any.
+        replicate_every: Optimizer steps between replicas of the trained state; 0: none are sent.
+        replica_peer: The worker that keeps a second replica; empty: the coordinator's is the only one.
     """
 
     run: RunId
@@ -154,6 +175,9 @@ class Assign(Message, frozen=True, kw_only=True):
     tied_peer: WorkerId
     resumed_step: int = 0
     side: SideStage | None = None
+    held_units: tuple[int, ...] = ()
+    replicate_every: int = 0
+    replica_peer: WorkerId = WorkerId("")
 
 
 class PeerHello(Message, frozen=True, kw_only=True):
@@ -287,6 +311,7 @@ class Heartbeat(Message, frozen=True, kw_only=True):
     """Still here."""
 
     rss_bytes: int = 0
+    vitals: Vitals | None = None
 
 
 class Failed(Message, frozen=True, kw_only=True):
@@ -341,6 +366,7 @@ AnyMessage = (
     | Failed
     | Stop
     | Goodbye
+    | FaultMessage
     | SideMessage
 )
 
@@ -365,6 +391,8 @@ def unpack(body: bytes) -> AnyMessage:
         raise ProtocolError(f"a peer sent a control message that does not decode: {error}") from error
 
 
-def control(message: Message, *, source: WorkerId = COORDINATOR, target: WorkerId = COORDINATOR) -> Frame:
-    """A frame that carries `message`."""
-    return Frame(FrameHeader(kind=CONTROL, source=source, target=target, body=pack(message)))
+def control(
+    message: Message, *, source: WorkerId = COORDINATOR, target: WorkerId = COORDINATOR, plan_version: int = 0
+) -> Frame:
+    """A frame that carries `message`; with a plan's version where an older plan's must not be heard any more."""
+    return Frame(FrameHeader(kind=CONTROL, source=source, target=target, plan_version=plan_version, body=pack(message)))

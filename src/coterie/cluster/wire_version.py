@@ -2,5 +2,5 @@
 
 from typing import Final
 
-WIRE_VERSION: Final = 3
+WIRE_VERSION: Final = 4
 """Raised with every change of `coterie.cluster.messages` that an older peer would misread."""

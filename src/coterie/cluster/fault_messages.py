@@ -1,0 +1,81 @@
+"""The words of a run that goes on through failures: replicas, workers that leave, come back or run short."""
+
+from typing import Final
+
+import msgspec
+
+from coterie.cluster.message import Message
+
+REPLICA: Final = "replica"
+"""Worker to coordinator, and to the worker of the next stage: one trained unit's tensors after the header's step.
+
+Named and described as in a `STATE` frame; body: `UnitBody`. The header's `step` counts the optimizer steps done."""
+
+
+class Vitals(msgspec.Struct, frozen=True, kw_only=True):
+    """How a device is, as far as it can tell; part of a `Heartbeat`. What it cannot tell is None.
+
+    Attributes:
+        battery: Charge, 0 to 1.
+        on_power: Whether it is plugged in.
+        watts: Power that is drawn now, of the whole device or of the processor; `watts_source` says which.
+        joules: Energy since the worker joined.
+        watts_source: `battery`, `rapl`, or `model`: what its owner stated, or a usual figure.
+        celsius: The hottest sensor.
+        available_bytes: Memory that the worker could still take, by its budget and by what the machine has free.
+    """
+
+    battery: float | None = None
+    on_power: bool | None = None
+    watts: float | None = None
+    joules: float | None = None
+    watts_source: str = ""
+    celsius: float | None = None
+    available_bytes: int | None = None
+
+
+class Replicated(Message, frozen=True, kw_only=True):
+    """All `REPLICA` frames of this stage for the state after `step` optimizer steps are out."""
+
+    step: int
+
+
+class Committed(Message, frozen=True, kw_only=True):
+    """Every stage has replicated the state after `step` steps: older replicas may be dropped."""
+
+    step: int
+
+
+class Leaving(Message, frozen=True, kw_only=True):
+    """A worker asks to be released: its layers are moved first, then it is sent `Stop`."""
+
+    reason: str
+
+
+class MemoryLow(Message, frozen=True, kw_only=True):
+    """A worker may use less memory than its plan counts with, or (`limit_bytes` higher than planned) more again.
+
+    Attributes:
+        limit_bytes: What its process may use in all from now on.
+        recomputes: It has already begun to recompute by itself, which changes no number.
+    """
+
+    limit_bytes: int
+    reason: str
+    recomputes: bool = False
+
+
+class StandBy(Message, frozen=True, kw_only=True):
+    """The plan that takes effect has no stage for this worker: drop the stage, keep what is cached, stay joined."""
+
+    plan_version: int
+    reason: str = ""
+
+
+class Standing(Message, frozen=True, kw_only=True):
+    """The answer to `StandBy`: nothing of an older plan is computed or sent any more."""
+
+    plan_version: int
+
+
+FaultMessage = Replicated | Committed | Leaving | MemoryLow | StandBy | Standing
