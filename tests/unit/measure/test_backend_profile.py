@@ -1,20 +1,19 @@
 """Timing shares on backends: which counts, on a clock that the backends themselves move."""
 
+import math
 import threading
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from coterie.backends.backend import BackendInfo
 from coterie.backends.shares import AttentionShape, Gradients, Need, NeuronShape, Outputs
 from coterie.errors import BackendError
 from coterie.heads.pool import BackendPool
-from coterie.measure.backend_profile import (
-    ProfileSettings,
-    group_counts,
-    neuron_counts,
-    profile_backends,
-)
+from coterie.measure.backend_profile import ProfileSettings, profile_backends
+from coterie.measure.share_bench import ROUNDS, group_counts, neuron_counts, rising
 from coterie.measure.share_work import Conditions
 from coterie.planner.head_allocation import allocate
 from coterie.profiles.cache import ProfileCache
@@ -133,7 +132,7 @@ def test_trained_weights_are_sent_for_each_micro_batch_and_frozen_ones_once_per_
         need = Need(x=True, weights=False, added=True)
         profile_backends(pool, HEADS, None, Conditions(rows=2, tokens=3, need=need), settings)
     assert len(trained.loaded) == len(trained.forwards)
-    assert len(frozen.loaded) == (1 + 2 + 3 + 4) + 3  # fused for each count; head by head for 2, 3, 4
+    assert len(frozen.loaded) == ROUNDS * ((1 + 2 + 3 + 4) + 3)  # fused for each count; head by head for 2, 3, 4
     assert all(part.released for part in (*trained.loaded, *frozen.loaded))
     assert set(frozen.needs) == {need}
     assert {name: array.shape for name, array in frozen.inputs[-1].added.items()} == {
@@ -238,9 +237,45 @@ def test_progress_counts_every_measurement_and_ends_at_the_last(clock, settings)
     tell = ProfileSettings(clock=clock, cache=settings.cache, budget_s=1e6, progress=lambda *step: told.append(step))
     with BackendPool([Paced(name, clock, fixed=0.0, each=1.0) for name in ("a", "b")]) as pool:
         profile_backends(pool, HEADS, NEURONS, RUN, tell)
-    assert [number for _, number, _ in told] == list(range(1, 27))
-    assert {of for _, _, of in told} == {26}
+    assert [number for _, number, _ in told] == list(range(1, 1 + ROUNDS * 26))
+    assert {of for _, _, of in told} == {ROUNDS * 26}
     assert told[0][0] == "a, 1 of 4 KV groups"
+
+
+class Stumbling(Paced):
+    """Slower for a while: as long as the clock, which all backends move, says so."""
+
+    def __init__(self, name: str, clock: Ticks, *, each: float, until_s: float) -> None:
+        super().__init__(name, clock, fixed=0.0, each=each)
+        self.until_s = until_s
+
+    def forward(self, loaded, inputs, *, inner=False, keep=True):
+        before = self.clock.now
+        made = super().forward(loaded, inputs, inner=inner, keep=keep)
+        if before < self.until_s:
+            self.clock.now += 4 * (self.clock.now - before)
+        return made
+
+
+def test_a_machine_that_is_slow_for_one_round_does_not_change_what_backends_are_worth(clock, settings):
+    heads = AttentionShape(hidden=8, output=8, head_dim=2, heads=6, groups=6, scale=1.0)
+    backends = [Stumbling(name, clock, each=each, until_s=300.0) for name, each in (("a", 1.0), ("b", 2.0))]
+    with BackendPool(backends) as pool:
+        found = profile_backends(pool, heads, None, RUN, settings)
+    assert clock.now > 600.0, "most of the first round was slow, the rest was not"
+    assert [t.seconds for t in found.backends[0].attention] == [1, 2, 3, 4, 5, 6]
+    allocation = allocate(found)
+    assert allocation.attention is not None
+    assert {share.backend: share.count for share in allocation.attention.shares} == {"a": 4, "b": 2}
+
+
+@given(st.lists(st.floats(0.001, 100), max_size=12))
+def test_rising_figures_keep_their_sum_and_are_the_same_where_they_rose(seconds):
+    found = rising(seconds)
+    assert found == sorted(found)
+    assert math.isclose(sum(found), sum(seconds), rel_tol=1e-9, abs_tol=1e-12)
+    assert rising(sorted(seconds)) == sorted(seconds)
+    assert np.allclose(rising(found), found, rtol=1e-12)
 
 
 @pytest.mark.parametrize("groups", [1, 2, 16, 17, 20, 32, 71, 128])
