@@ -19,7 +19,8 @@ target against a device that runs in every epoch; the least), wire_over_counted_
 of the program, against the formula; the most).
 
 The data folder is that of `tasks.py`. All of it takes hours of one core, most of them for what is trained on the
-device: `--only eco` and the ablations take minutes for a data set.
+device; `--only eco` and the ablations take minutes for a data set. With `--keep` it goes on where it was stopped, and
+`--only-kept` shows what there is.
 """
 
 import os
@@ -48,8 +49,9 @@ def show_set(report: Report, found: SetResult) -> None:
     rows = [_row(found, variant, runs, target) for variant, runs in found.runs.items()]
     columns = (
         "",
-        "quality",
-        "± seeds",
+        "points",
+        "seeds",
+        "spread",
         "epochs",
         "device TFLOP",
         "device CPU s",
@@ -62,8 +64,8 @@ def show_set(report: Report, found: SetResult) -> None:
     )
     sizes = found.setting.sizes
     report.table(
-        f"{found.setting.name}: {found.about}; {sizes.train} training rows, {found.items} test rows; quality: "
-        f"{found.setting.figure} in points, target {target:.1f}",
+        f"{found.setting.name}: {found.facts.about}; {sizes.train} training rows, {found.facts.items} test rows; "
+        f"quality: {found.setting.figure} in points, target {target:.1f}",
         columns,
         rows,
     )
@@ -84,7 +86,8 @@ def _row(found: SetResult, variant: str, runs: Sequence[VariantRun], target: flo
     return (
         variant,
         f"{curve[-1]:.2f}",
-        f"{final_spread(runs):.2f}" if len(runs) > 1 else "one",
+        len(runs),
+        f"{final_spread(runs):.2f}" if len(runs) > 1 else "",
         len(curve),
         f"{first.total('device_flops') / 1e12:.2f}",
         f"{first.total('device_cpu_s'):.0f}",
@@ -104,9 +107,19 @@ def target_of(found: SetResult) -> float:
 
 
 def worst_gap(found: SetResult) -> float:
-    """Largest difference between the mean of a side-tuning variant and that of `neither`, in points."""
-    ends = {variant: mean_curve(found.runs[variant])[-1] for variant in SIDE_VARIANTS if variant in found.runs}
-    return max(abs(end - ends["neither"]) for end in ends.values()) if "neither" in ends else 0.0
+    """Largest difference between the mean of a side-tuning variant and that of `neither`, in points.
+
+    A variant that ran with fewer seeds so far is compared on those.
+    """
+    gaps = []
+    for variant in SIDE_VARIANTS:
+        runs = found.runs.get(variant, ())
+        seeds = {run.seed for run in runs}
+        every = [run for run in found.runs["neither"] if run.seed in seeds]
+        if every:
+            same = [run for run in runs if run.seed in {one.seed for one in every}]
+            gaps.append(abs(mean_curve(same)[-1] - mean_curve(every)[-1]))
+    return max(gaps)
 
 
 def compute_reduction(found: SetResult) -> float:
@@ -117,18 +130,56 @@ def compute_reduction(found: SetResult) -> float:
     return sum(cost.device_flops for cost in every.costs[:reached]) / once.total("device_flops")
 
 
+def show_sets(report: Report, results: Sequence[SetResult]) -> None:
+    """What the figures are the worst of, set by set."""
+    rows = []
+    for found in results:
+        if not _is_compared(found):
+            continue
+        every, target = found.runs["neither"], target_of(found)
+        rows.append(
+            (
+                found.setting.name,
+                f"{found.facts.items} / {found.facts.loss_items}",
+                min(len(found.runs[variant]) for variant in SIDE_VARIANTS if variant in found.runs),
+                f"{worst_gap(found):.2f}",
+                f"{max(final_spread(found.runs[variant]) for variant in SIDE_VARIANTS if variant in found.runs):.2f}",
+                f"{target:.1f}",
+                epochs_to(mean_curve(every), target),
+                f"{compute_reduction(found):.1f}",
+                f"{_uploads(found):.1f}" if _uploads(found) else "",
+            )
+        )
+    columns = (
+        "",
+        "test rows / items",
+        "seeds",
+        "gap",
+        "spread of seeds",
+        "target",
+        "epochs to it",
+        "less compute",
+        "less sent",
+    )
+    report.table("side-tuning variants against `neither`, set by set; quality in points", columns, rows)
+
+
+def _is_compared(found: SetResult) -> bool:
+    return {"eco", "neither"} <= found.runs.keys()
+
+
 def show_bytes(report: Report, results: Sequence[SetResult]) -> None:
     """Uploads of a batch, as the data are and padded."""
     rows = [
         (
             found.setting.name,
-            f"{found.row_tokens:.1f}",
-            f"{found.row_selected:.1f}",
+            f"{found.facts.row_tokens:.1f}",
+            f"{found.facts.row_selected:.1f}",
             f"{_uploads(found):.1f}" if _uploads(found) else "",
-            format_bytes(found.padded_all.seen),
-            format_bytes(found.padded_selected.seen),
-            f"{found.padded_all.seen / found.padded_selected.seen:.1f}",
-            f"{found.wire.seen / found.wire.counted:.4f}",
+            format_bytes(found.facts.padded_all.seen),
+            format_bytes(found.facts.padded_selected.seen),
+            f"{found.facts.padded_all.seen / found.facts.padded_selected.seen:.1f}",
+            f"{found.facts.wire.seen / found.facts.wire.counted:.4f}",
         )
         for found in results
     ]
@@ -143,7 +194,7 @@ def show_programs(report: Report, results: Sequence[SetResult]) -> None:
     """
     rows = []
     for found in results:
-        if found.program is None:
+        if found.program is None or "eco" not in found.runs:
             continue
         here = found.runs["eco"][0]
         rows.append(
@@ -170,8 +221,11 @@ def _uploads(found: SetResult) -> float:
 
 def show_ranks(report: Report, found: SetResult) -> None:
     """Mean quality at the end by rank."""
-    ranks = list(next(iter(found.by_rank.values())))
-    rows = [(variant, *(f"{by_rank[rank]:.2f}" for rank in ranks)) for variant, by_rank in found.by_rank.items()]
+    ranks = sorted({rank for by_rank in found.by_rank.values() for rank in by_rank})
+    rows = [
+        (variant, *(f"{by_rank[rank]:.2f}" if rank in by_rank else "" for rank in ranks))
+        for variant, by_rank in found.by_rank.items()
+    ]
     report.table(f"{found.setting.name}: {found.setting.figure} by rank", ("", *map(str, ranks)), rows)
 
 
@@ -181,23 +235,23 @@ def plot_set(found: SetResult, folder: Path) -> None:
     name = found.setting.name.replace(" ", "-")
     plot_speeds(found.setting.name, found.runs, folder / f"{name}-speeds.png")
     plot_quality(found.setting.name, found.runs, folder / f"{name}-quality.png", mbit=SHOWN_MBIT)
-    if len(next(iter(found.by_rank.values()), {})) > 1:
+    if any(len(by_rank) > 1 for by_rank in found.by_rank.values()):
         plot_ranks(found.setting.name, found.by_rank, folder / f"{name}-ranks.png")
 
 
 def add_figures(report: Report, results: Sequence[SetResult]) -> None:
     """The five figures, as far as what they compare was run."""
-    compared = [found for found in results if {"eco", "neither"} <= found.runs.keys()]
+    compared = [found for found in results if _is_compared(found)]
     if compared:
         report.figure("worst_quality_gap_points", max(map(worst_gap, compared)), at_most=ALLOWED_POINTS, unit="points")
     programs = [found.program for found in results if found.program is not None]
     if programs:
         report.figure("device_passes", max(program.device_passes for program in programs), at_most=1)
-    least = min(found.padded_all.seen / found.padded_selected.seen for found in results)
+    least = min(found.facts.padded_all.seen / found.facts.padded_selected.seen for found in results)
     report.figure("upload_reduction", least, unit="times")
     if compared:
         report.figure("device_compute_reduction", min(map(compute_reduction, compared)), at_least=5, unit="times")
-    seen = [found.wire.seen / found.wire.counted for found in results]
+    seen = [found.facts.wire.seen / found.facts.wire.counted for found in results]
     seen += [program.seen / program.counted for program in programs]
     report.figure("wire_over_counted_bytes", max(seen), at_most=1.02)
 
@@ -212,7 +266,9 @@ def main() -> int:
             ("--seeds", "SEEDS", f"default: {','.join(map(str, SEEDS))}"),
             ("--ranks", "RANKS", f"of the side network; default: {USUAL_RANK}; the paper's are 16,64,128,256"),
             ("--plot", "FOLDER", "draw each data set"),
+            ("--keep", "FOLDER", "keep every run's result, and run nothing again that is kept there"),
         ),
+        extra=(("--only-kept", "run nothing: show what --keep has so far"),),
     )
     variants: tuple[Variant, ...] = _named(arguments.only, VARIANTS)
     names = _named(arguments.sets, tuple(setting.name for setting in SETTINGS))
@@ -224,6 +280,8 @@ def main() -> int:
         ranks=tuple(map(int, (arguments.ranks or str(USUAL_RANK)).split(","))),
         is_quick=arguments.quick,
         data=Path(data) if data else None,
+        keep=Path(arguments.keep) if arguments.keep else None,
+        is_closed=arguments.only_kept,
     )
     report = Report(
         "sidetuning",
@@ -238,13 +296,17 @@ def main() -> int:
             report.note(f"left out: {setting.name}: {reason}")
             continue
         found = run_set(quick(setting) if arguments.quick else setting, wish, report.note)
+        if found is None:
+            report.note(f"left out: {setting.name}: nothing is kept of it")
+            continue
         results.append(found)
         show_set(report, found)
-        if len(wish.ranks) > 1 and found.by_rank:
+        if any(len(by_rank) > 1 for by_rank in found.by_rank.values()):
             show_ranks(report, found)
         if arguments.plot:
             plot_set(found, Path(arguments.plot))
     if results:
+        show_sets(report, results)
         show_bytes(report, results)
         show_programs(report, results)
         add_figures(report, results)

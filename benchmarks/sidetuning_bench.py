@@ -4,7 +4,8 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path
 
 import msgspec
@@ -15,6 +16,7 @@ from coterie.errors import RecipeError
 from sidetuning_costs import VariantRun
 from sidetuning_forward import DevicePass
 from sidetuning_jobs import Jobs
+from sidetuning_kept import Kept
 from sidetuning_local import run_local
 from sidetuning_memory import MemoryJob
 from sidetuning_program import ProgramRun, run_program
@@ -24,144 +26,235 @@ from sidetuning_wire import PADDED_TOKENS, WireCount, padded_batch, through_a_so
 
 MEMORY_PROGRAM = Path(__file__).with_name("sidetuning_memory.py")
 
-ByVariant = Mapping[str, Sequence[VariantRun]]
-
 
 class Wish(msgspec.Struct, frozen=True, kw_only=True):
-    """What is run."""
+    """What is run.
+
+    Attributes:
+        keep: Folder of results; None to keep none.
+        is_closed: Only what is kept is shown.
+    """
 
     variants: tuple[Variant, ...]
     seeds: tuple[int, ...]
     ranks: tuple[int, ...]
     is_quick: bool
     data: Path | None
+    keep: Path | None = None
+    is_closed: bool = False
 
 
-class SetResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What one data set showed.
+class SetFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What is the same for all variants of a data set.
 
     Attributes:
         about: The data, in words.
         items: Test rows.
-        runs: At the usual rank, the seeds of each variant.
-        by_rank: Mean quality at the end, by variant and rank.
-        peak_bytes: Of the device, above an idle process.
+        loss_items: What is predicted of them: rows, tagged words or tokens of answers.
         row_tokens, row_selected: Mean tokens of a training row, and those that enter the loss.
         wire: A batch of the run as it is, tokens selected, over a socket.
         padded_all, padded_selected: A batch padded to 256 tokens over a socket: all its tokens, and the selected ones.
-        program: `eco` with the first seed as the program runs it, over processes; None if `eco` was not asked for.
-        notes: What was left out, and why.
     """
 
-    setting: SideSetting
     about: str
     items: int
-    runs: dict[str, tuple[VariantRun, ...]]
-    by_rank: dict[str, dict[int, float]]
-    peak_bytes: dict[str, int]
+    loss_items: int
     row_tokens: float
     row_selected: float
     wire: WireCount
     padded_all: WireCount
     padded_selected: WireCount
+
+
+class LocalRuns(msgspec.Struct, frozen=True, kw_only=True):
+    """What one method and seed gave on the device, or why it cannot be run."""
+
+    runs: tuple[VariantRun, ...] = ()
+    refusal: str = ""
+
+
+class SetResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What one data set showed; a variant that did not run is absent.
+
+    Attributes:
+        runs: At the usual rank, the seeds of each variant.
+        by_rank: Mean quality at the end, by variant and rank, of the ranks that all seeds ran with.
+        peak_bytes: Of the device, above an idle process.
+        program: `eco` with the first seed as the program runs it, over processes.
+        notes: What was left out, and why.
+    """
+
+    setting: SideSetting
+    facts: SetFacts
+    runs: dict[str, tuple[VariantRun, ...]]
+    by_rank: dict[str, dict[int, float]]
+    peak_bytes: dict[str, int]
     program: ProgramRun | None
     notes: tuple[str, ...]
 
 
-def run_set(setting: SideSetting, wish: Wish, tell: Callable[[str], None]) -> SetResult:
-    """Run everything that is wished; `tell` takes a line for each thing that is done."""
+def run_set(setting: SideSetting, wish: Wish, tell: Callable[[str], None]) -> SetResult | None:
+    """Run everything that is wished and not kept; None if nothing may run and nothing is kept.
+
+    Args:
+        setting: The data set.
+        wish: What is run.
+        tell: Takes a line for each thing that is done.
+    """
     with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(scratch)
-        jobs = Jobs(setting, folder, wish.data)
-        frozen = {seed: jobs.frozen(seed) for seed in wish.seeds}
-        first = frozen[wish.seeds[0]]
-        device = DevicePass(first, folder)
-        tell(f"{setting.name}: the device's pass took {device.cpu_s:.0f} CPU s")
-        runs, by_rank = _side_runs(jobs, wish, frozen, device, tell)
-        notes: list[str] = []
+        return _SetRuns(setting, wish, Path(scratch), tell).all()
+
+
+class _SetRuns:
+    """Runs one data set; the device's pass and the jobs are made when something needs them."""
+
+    def __init__(self, setting: SideSetting, wish: Wish, folder: Path, tell: Callable[[str], None]) -> None:
+        self._setting = setting
+        self._wish = wish
+        self._folder = folder
+        self._tell = tell
+        self._kept = Kept(wish.keep, setting, is_closed=wish.is_closed)
+        self._frozen_jobs: dict[int, Job] = {}
+        self._side_done: dict[tuple[Variant, int, int], VariantRun | None] = {}
+        self._notes: list[str] = []
+
+    def all(self) -> SetResult | None:
+        """Everything, in the order in which results are wanted first."""
+        wish, facts = self._wish, self._kept.get(SetFacts, "facts", self._facts)
+        if facts is None:
+            return None
+        runs = self._side_runs(USUAL_RANK if USUAL_RANK in wish.ranks else wish.ranks[0])
+        program = None
+        if "eco" in wish.variants:
+            seed = wish.seeds[0]
+            program = self._kept.get(ProgramRun, f"program {seed}", lambda: run_program(self._jobs, seed))
         for method in ("bitfit", "lora"):
-            for run in _local_runs(jobs, wish, method, notes, tell):
+            for run in self._local_runs(method):
                 runs[run.variant] = (*runs.get(run.variant, ()), run)
-        peaks = {} if wish.is_quick else {variant: _peak_bytes(setting, wish, variant) for variant in runs}
+        peaks = {} if wish.is_quick else self._peaks(runs)
+        by_rank = self._by_rank()
         if "mobillm" in wish.variants and "neither" in runs:
             runs["mobillm"] = runs["neither"]
-            peaks |= {"mobillm": peaks["neither"]} if peaks else {}
-        program = run_program(jobs, wish.seeds[0]) if "eco" in wish.variants else None
-        taps = device.train.get(0, all_tokens=False)
-        selected = round(_selected(first))
+            peaks |= {"mobillm": peaks["neither"]} if "neither" in peaks else {}
         return SetResult(
-            setting=setting,
-            about=jobs.slices.about,
-            items=len(first.splits["test"].rows),
+            setting=self._setting,
+            facts=facts,
             runs={variant: runs[variant] for variant in wish.variants if variant in runs},
             by_rank=by_rank,
             peak_bytes=peaks,
-            row_tokens=float(first.splits["train"].lengths.mean()),
-            row_selected=_selected(first),
-            wire=through_a_socket(taps.repeat(setting.batch_rows, 1, 1), "float16"),
-            padded_all=padded_batch(setting.batch_rows, PADDED_TOKENS, device.blocks, device.width),
-            padded_selected=padded_batch(setting.batch_rows, selected, device.blocks, device.width),
             program=program,
-            notes=tuple(notes),
+            notes=tuple(self._notes),
         )
 
+    @cached_property
+    def _jobs(self) -> Jobs:
+        return Jobs(self._setting, self._folder, self._wish.data)
 
-def _side_runs(
-    jobs: Jobs, wish: Wish, frozen: Mapping[int, Job], device: DevicePass, tell: Callable[[str], None]
-) -> tuple[dict[str, tuple[VariantRun, ...]], dict[str, dict[int, float]]]:
-    wanted = [v for v in SIDE_VARIANTS if v in wish.variants or (v == "neither" and "mobillm" in wish.variants)]
-    runs: dict[str, tuple[VariantRun, ...]] = {}
-    by_rank: dict[str, dict[int, float]] = {}
-    setting = jobs.setting
-    for variant in wanted:
-        for rank in wish.ranks:
-            found = []
-            for seed, job in frozen.items():
-                is_read = setting.task == "summarization" and seed == wish.seeds[0]
-                texts = (jobs.slices.test, jobs.folder / f"{variant}-{rank}") if is_read else None
-                found.append(run_side(variant, job, device, setting, rank=rank, texts=texts))
-            by_rank.setdefault(variant, {})[rank] = sum(run.curve[-1].points for run in found) / len(found)
-            if rank == USUAL_RANK or len(wish.ranks) == 1:
-                runs[variant] = tuple(found)
-        tell(f"{setting.name}: {variant} is done")
-    return runs, by_rank
+    @cached_property
+    def _device(self) -> DevicePass:
+        device = DevicePass(self._frozen(self._wish.seeds[0]), self._folder)
+        self._tell(f"{self._setting.name}: the device's pass took {device.cpu_s:.0f} CPU s")
+        return device
 
+    def _frozen(self, seed: int) -> Job:
+        if seed not in self._frozen_jobs:
+            self._frozen_jobs[seed] = self._jobs.frozen(seed)
+        return self._frozen_jobs[seed]
 
-def _local_runs(jobs: Jobs, wish: Wish, method: str, notes: list[str], tell: Callable[[str], None]) -> list[VariantRun]:
-    wanted = [variant for variant in wish.variants if variant.startswith(method)]
-    found: list[VariantRun] = []
-    if not wanted:
-        return found
-    setting = jobs.setting
-    for seed in wish.seeds[: setting.local_seeds]:
-        try:
-            job = jobs.trained("bitfit" if method == "bitfit" else "lora", seed)
-        except RecipeError as error:
-            notes.append(f"{', '.join(wanted)} left out: {error.message}")
+    def _facts(self) -> SetFacts:
+        job, device, batch_rows = self._frozen(self._wish.seeds[0]), self._device, self._setting.batch_rows
+        selected = [job.task.count_loss_tokens(row.labels) for row in job.splits["train"].rows]
+        mean = float(np.mean(selected))
+        taps = device.train.get(0, all_tokens=False)
+        test = job.splits["test"].rows
+        return SetFacts(
+            about=self._jobs.slices.about,
+            items=len(test),
+            loss_items=sum(job.task.count_loss_tokens(row.labels) for row in test),
+            row_tokens=float(job.splits["train"].lengths.mean()),
+            row_selected=mean,
+            wire=through_a_socket(taps.repeat(batch_rows, 1, 1), "float16"),
+            padded_all=padded_batch(batch_rows, PADDED_TOKENS, device.blocks, device.width),
+            padded_selected=padded_batch(batch_rows, round(mean), device.blocks, device.width),
+        )
+
+    def _wanted(self) -> list[Variant]:
+        variants = self._wish.variants
+        return [v for v in SIDE_VARIANTS if v in variants or (v == "neither" and "mobillm" in variants)]
+
+    def _side_runs(self, rank: int) -> dict[str, tuple[VariantRun, ...]]:
+        """Side-tuning at one rank; a variant has the seeds that are there."""
+        runs: dict[str, tuple[VariantRun, ...]] = {}
+        for variant in self._wanted():
+            found = [self._side_run(variant, seed, rank) for seed in self._wish.seeds]
+            there = tuple(run for run in found if run is not None)
+            if there:
+                runs[variant] = there
+        return runs
+
+    def _side_run(self, variant: Variant, seed: int, rank: int) -> VariantRun | None:
+        def run() -> VariantRun:
+            is_read = self._setting.task == "summarization" and seed == self._wish.seeds[0] and rank == USUAL_RANK
+            texts = (self._jobs.slices.test, self._jobs.folder / f"{variant}-{rank}") if is_read else None
+            found = run_side(variant, self._frozen(seed), self._device, self._setting, rank=rank, texts=texts)
+            self._tell(f"{self._setting.name}: {variant}, rank {rank}, seed {seed} is done")
             return found
-        found += [run for run in run_local(job, setting, seed=seed) if run.variant in wanted]
-    tell(f"{setting.name}: {method} is done")
-    return found
 
+        if (variant, seed, rank) not in self._side_done:
+            self._side_done[variant, seed, rank] = self._kept.get(VariantRun, f"{variant} rank {rank} seed {seed}", run)
+        return self._side_done[variant, seed, rank]
 
-def _selected(job: Job) -> float:
-    rows = job.splits["train"].rows
-    return float(np.mean([job.task.count_loss_tokens(row.labels) for row in rows]))
+    def _by_rank(self) -> dict[str, dict[int, float]]:
+        found: dict[str, dict[int, float]] = {}
+        for rank in self._wish.ranks:
+            for variant, runs in self._side_runs(rank).items():
+                if len(runs) == len(self._wish.seeds):
+                    mean = sum(run.curve[-1].points for run in runs) / len(runs)
+                    found.setdefault(variant, {})[rank] = mean
+        return found
 
+    def _local_runs(self, method: str) -> list[VariantRun]:
+        wanted = [variant for variant in self._wish.variants if variant.startswith(method)]
+        found: list[VariantRun] = []
+        if not wanted:
+            return found
+        for seed in self._wish.seeds[: self._setting.local_seeds]:
+            done = self._kept.get(LocalRuns, f"{method} seed {seed}", lambda seed=seed: self._local(method, seed))
+            if done is not None and done.refusal:
+                self._notes.append(f"{', '.join(wanted)} left out: {done.refusal}")
+            found += [run for run in (done.runs if done else ()) if run.variant in wanted]
+        return found
 
-def _peak_bytes(setting: SideSetting, wish: Wish, variant: str) -> int:
-    memory_job = {
-        "name": setting.name,
-        "variant": variant,
-        "is_quick": wish.is_quick,
-        "data": str(wish.data) if wish.data else None,
-    }
-    job = msgspec.convert(memory_job, MemoryJob)
-    done = subprocess.run(
-        [sys.executable, str(MEMORY_PROGRAM), msgspec.json.encode(job).decode()],
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"},
-    )
-    return int(done.stdout.splitlines()[-1])
+    def _local(self, method: str, seed: int) -> LocalRuns:
+        try:
+            job = self._jobs.trained("bitfit" if method == "bitfit" else "lora", seed)
+        except RecipeError as error:
+            return LocalRuns(refusal=error.message)
+        runs = run_local(job, self._setting, seed=seed)
+        self._tell(f"{self._setting.name}: {method}, seed {seed} is done")
+        return LocalRuns(runs=tuple(runs))
+
+    def _peaks(self, runs: dict[str, tuple[VariantRun, ...]]) -> dict[str, int]:
+        found = {}
+        for variant in runs:
+            peak = self._kept.get(int, f"peak {variant}", lambda variant=variant: self._peak_bytes(variant))
+            if peak is not None:
+                found[variant] = peak
+        return found
+
+    def _peak_bytes(self, variant: str) -> int:
+        memory_job = {
+            "name": self._setting.name,
+            "variant": variant,
+            "is_quick": self._wish.is_quick,
+            "data": str(self._wish.data) if self._wish.data else None,
+        }
+        job = msgspec.convert(memory_job, MemoryJob)
+        done = subprocess.run(
+            [sys.executable, str(MEMORY_PROGRAM), msgspec.json.encode(job).decode()],
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"},
+        )
+        return int(done.stdout.splitlines()[-1])
