@@ -1,11 +1,13 @@
 """`make_plan`: from a request to a plan with its reasons."""
 
+import msgspec
+
 from coterie.planner.choose import choose
 from coterie.planner.memory import MemorySettings, estimate_memory
 from coterie.planner.narrow import narrow
 from coterie.planner.notes import left_out, notes
 from coterie.planner.plan import Plan, StageAssignment
-from coterie.planner.problem import unit_seconds
+from coterie.planner.problem import Problem, StageChoice, unit_seconds
 from coterie.planner.request import PlanRequest, validate
 from coterie.planner.search import Candidate
 from coterie.planner.shortfall import does_not_fit
@@ -75,6 +77,29 @@ def _assignments(candidate: Candidate) -> tuple[StageAssignment, ...]:
     return tuple(assignments)
 
 
+def repredicted(plan: Plan, request: PlanRequest) -> Plan:
+    """The same plan with the figures that it has on the request's cluster; nothing is decided anew.
+
+    Every worker of the plan must be in the cluster.
+    """
+    problem = Problem(request, plan.micro_batches)
+    places = {device.worker: number for number, device in enumerate(problem.devices)}
+    stages = tuple(
+        StageChoice(
+            device=places[stage.worker],
+            first_unit=stage.first_unit,
+            stop_unit=stage.stop_unit,
+            depth=stage.in_flight,
+            recompute=stage.recompute,
+            allocator=stage.allocator,
+            codec=stage.send_codec,
+        )
+        for stage in plan.stages
+    )
+    candidate = Candidate(problem, stages, problem.cost(stages))
+    return msgspec.structs.replace(plan, stages=_assignments(candidate), predicted_step_s=simulated_step_s(candidate))
+
+
 def _fastest_alone(request: PlanRequest) -> tuple[DeviceProfile, float]:
     """The device that takes least for a whole batch at once, memory left aside."""
 
@@ -99,7 +124,7 @@ def _peak_alone(request: PlanRequest, device: DeviceProfile) -> int:
         device_type=device.device_type,
         accumulates=False,
         kept_rows=request.kept_rows,
-        shared=device.shared_memory,
+        shared=device.shared_memory_at(request.batch_rows),
     )
     estimate = estimate_memory(
         request.model,

@@ -35,6 +35,10 @@ class UnitTiming(msgspec.Struct, frozen=True, kw_only=True):
         """Seconds of a backward over `rows` rows."""
         return self.backward_fixed_s + self.backward_per_row_s * rows
 
+    def seconds(self, rows: int) -> float:
+        """Of both."""
+        return self.forward_s(rows) + self.backward_s(rows)
+
 
 class SharedMemory(msgspec.Struct, frozen=True, kw_only=True):
     """What sharing a block among compute backends takes of the worker process beyond the block itself, in bytes.
@@ -59,12 +63,13 @@ class DeviceProfile(msgspec.Struct, frozen=True, kw_only=True):
             memory; on a GPU the device memory's budget.
         base_bytes: What the worker process uses before it holds a stage.
         threads: Compute threads.
-        timings: Measured seconds per kind of unit.
+        timings: Measured seconds per kind of unit, on torch alone.
+        shared_timings: The same of the kinds whose layers its compute backends can share, shared.
         flops_per_s: Measured speed of a plain matrix product; stands in for kinds without a timing.
         update_bytes_per_s: Trained bytes that an optimizer update passes per second.
         bfloat16_speed: Speed of a bfloat16 matrix product against a float32 one, measured where a run computes in it.
         measured_at_s: When, in seconds since 1970 by the device's own clock; 0 if that is not known.
-        allocation: How its compute backends share each layer, if they do; `timings` are then taken so.
+        allocation: How its compute backends share each layer where that is faster; None: nowhere.
         shared_memory: What each block then takes more.
         backend_notes: What is to be said of its backends: what sharing gains, or why nothing is shared.
     """
@@ -76,6 +81,7 @@ class DeviceProfile(msgspec.Struct, frozen=True, kw_only=True):
     base_bytes: int
     threads: int = 1
     timings: tuple[UnitTiming, ...] = ()
+    shared_timings: tuple[UnitTiming, ...] = ()
     flops_per_s: float
     update_bytes_per_s: float = 1e9
     bfloat16_speed: float = 1.0
@@ -83,6 +89,43 @@ class DeviceProfile(msgspec.Struct, frozen=True, kw_only=True):
     allocation: HeadAllocation | None = None
     shared_memory: SharedMemory = SharedMemory()
     backend_notes: tuple[str, ...] = ()
+
+    def shares_at(self, rows: int) -> bool:
+        """Whether its backends share layers in micro-batches of `rows` rows: with few rows that may cost more time."""
+        alone = {timing.kind: timing for timing in self.timings}
+        both = [(alone[shared.kind], shared) for shared in self.shared_timings if shared.kind in alone]
+        alone_s, shared_s = (sum(pair[side].seconds(rows) for pair in both) for side in (0, 1))
+        return bool(both) and shared_s <= alone_s
+
+    def timing_of(self, kind: str, rows: int) -> UnitTiming | None:
+        """What such a unit takes in micro-batches of `rows` rows; None if it was not measured."""
+        timings = (*self.shared_timings, *self.timings) if self.shares_at(rows) else self.timings
+        return next((timing for timing in timings if timing.kind == kind), None)
+
+    def shared_memory_at(self, rows: int) -> SharedMemory:
+        """What a block takes more in micro-batches of `rows` rows."""
+        return self.shared_memory if self.shares_at(rows) else SharedMemory()
+
+
+def at_speed(device: DeviceProfile, speed: float) -> DeviceProfile:
+    """The device as it would be measured if it computed `speed` times as fast."""
+    return msgspec.structs.replace(
+        device,
+        timings=tuple(_timing_at(timing, speed) for timing in device.timings),
+        shared_timings=tuple(_timing_at(timing, speed) for timing in device.shared_timings),
+        flops_per_s=device.flops_per_s * speed,
+        update_bytes_per_s=device.update_bytes_per_s * speed,
+    )
+
+
+def _timing_at(timing: UnitTiming, speed: float) -> UnitTiming:
+    return UnitTiming(
+        kind=timing.kind,
+        forward_fixed_s=timing.forward_fixed_s / speed,
+        forward_per_row_s=timing.forward_per_row_s / speed,
+        backward_fixed_s=timing.backward_fixed_s / speed,
+        backward_per_row_s=timing.backward_per_row_s / speed,
+    )
 
 
 class LinkProfile(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,7 +6,7 @@ from itertools import permutations
 import msgspec
 
 from coterie.ids import WorkerId
-from coterie.profiles.cluster_profile import ClusterProfile, DeviceProfile, LinkProfile, UnitTiming, plannable_bytes
+from coterie.profiles.cluster_profile import ClusterProfile, DeviceProfile, LinkProfile, at_speed, plannable_bytes
 from coterie.profiles.power import PowerModel
 
 
@@ -51,21 +51,8 @@ def hypothetical_cluster(
 
 def _scaled(device: HypotheticalDevice, measured: DeviceProfile) -> DeviceProfile:
     return msgspec.structs.replace(
-        measured,
+        at_speed(measured, device.speed),
         worker=WorkerId(device.name),
         name=device.name,
         memory_bytes=measured.memory_bytes if device.memory_bytes is None else plannable_bytes(device.memory_bytes),
-        timings=tuple(_slowed(timing, device.speed) for timing in measured.timings),
-        flops_per_s=measured.flops_per_s * device.speed,
-        update_bytes_per_s=measured.update_bytes_per_s * device.speed,
-    )
-
-
-def _slowed(timing: UnitTiming, speed: float) -> UnitTiming:
-    return UnitTiming(
-        kind=timing.kind,
-        forward_fixed_s=timing.forward_fixed_s / speed,
-        forward_per_row_s=timing.forward_per_row_s / speed,
-        backward_fixed_s=timing.backward_fixed_s / speed,
-        backward_per_row_s=timing.backward_per_row_s / speed,
     )
