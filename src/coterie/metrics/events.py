@@ -105,7 +105,7 @@ def read_events(path: Path) -> tuple[AnyRecord, ...]:
 
 
 def valid_steps(records: Iterable[AnyRecord]) -> tuple[StepRecord, ...]:
-    """The optimizer steps that count, in order: what a resumed run has done again replaces what was recorded before."""
+    """The optimizer steps that count, in order: what was done again after a resume or a loss replaces the first try."""
     steps: dict[int, StepRecord] = {}
     for record in records:
         match record:

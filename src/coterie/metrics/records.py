@@ -8,15 +8,8 @@ from typing import Self
 
 import msgspec
 
-
-def _tag(class_name: str) -> str:
-    return class_name.removesuffix("Record").lower()
-
-
-class Record(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag=_tag):
-    """Base of the union. `at_s` is the date in seconds since 1970; the event log fills it in where it is 0."""
-
-    at_s: float = 0.0
+from coterie.metrics.fault_records import EnergyRecord, MembershipRecord, RebalanceRecord, RecoveryRecord
+from coterie.metrics.record import Record
 
 
 class StartRecord(Record, frozen=True, kw_only=True):
@@ -112,7 +105,7 @@ class EvaluationRecord(Record, frozen=True, kw_only=True):
     seconds: float
     main_is_share: bool = True
     report: str = ""
-    details: dict[str, float] = {}
+    details: dict[str, float] = msgspec.field(default_factory=dict)
 
     @property
     def main_value(self) -> float:
@@ -274,6 +267,9 @@ class SummaryRecord(Record, frozen=True, kw_only=True):
         quality: The last evaluations, one per split.
         counts: Further counts worth a line, such as `rows truncated`.
         side: Of a side-tuning run; `steps` then are the server's.
+        recoveries: Devices that were lost, and how the run went on.
+        rebalances: Other plans that were weighed, taken or not.
+        energy: What each device has drawn, where that is known.
     """
 
     model: str
@@ -293,9 +289,12 @@ class SummaryRecord(Record, frozen=True, kw_only=True):
     links: tuple[LinkSummary, ...] = ()
     quality: tuple[EvaluationRecord, ...] = ()
     output: str = ""
-    counts: dict[str, int] = {}
+    counts: dict[str, int] = msgspec.field(default_factory=dict)
     first_step: int = 0
     side: SideFigures | None = None
+    recoveries: tuple[RecoveryRecord, ...] = ()
+    rebalances: tuple[RebalanceRecord, ...] = ()
+    energy: tuple[EnergyRecord, ...] = ()
 
 
 AnyRecord = (
@@ -306,6 +305,10 @@ AnyRecord = (
     | EvaluationRecord
     | PlanRecord
     | FaultRecord
+    | MembershipRecord
+    | RecoveryRecord
+    | RebalanceRecord
+    | EnergyRecord
     | SummaryRecord
 )
 """Every record that may stand in `events.jsonl`."""
