@@ -207,7 +207,7 @@ class Bench:
             "train": recipe.data.train,
             "steps": train.max_steps,
             "batch_rows": train.batch_rows,
-            "learning_rate": train.learning_rate,
+            "learning_rate": train.highest_learning_rate,
             "warmup_steps": train.warmup_steps,
             "seed": train.seed,
         }

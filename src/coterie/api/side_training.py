@@ -51,6 +51,10 @@ def prepare_side(recipe: Recipe, run: RunId, observer: RunObserver) -> tuple[Job
     if record is not None:
         check_same_terms(record, side_terms(job))
     layers = job.anatomy.unit_count - 2
+    observer.notice(
+        f"side network: rank {recipe.side.rank}, layers {recipe.side.first_layer} to {layers}, learning rate "
+        f"{job.optimizer.learning_rate:g}"
+    )
     if recipe.side.first_layer > layers:
         raise RecipeError(
             f"side.first_layer is {recipe.side.first_layer}, and the model has the layers 1 to {layers}",

@@ -85,7 +85,8 @@ def load_recipe(path: Path | None = None, overrides: Mapping[str, object] | None
     error = report.error(str(path) if path is not None else "the recipe")
     if error is not None:
         raise error
-    return recipe
+    train = msgspec.structs.replace(recipe.train, learning_rate=recipe.train.highest_learning_rate)
+    return msgspec.structs.replace(recipe, train=train)
 
 
 def _read(path: Path) -> str:

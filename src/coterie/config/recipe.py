@@ -28,7 +28,10 @@ TrainMode = Literal["pipeline", "side"]
 # msgspec wants a range on the number itself, not on "number or nothing".
 PositiveInt = Annotated[int, Meta(ge=1)]
 NonNegativeInt = Annotated[int, Meta(ge=0)]
+PositiveFloat = Annotated[float, Meta(gt=0)]
 Text = Annotated[str, Meta(min_length=1)]
+
+MODEL_LEARNING_RATE, SIDE_LEARNING_RATE = 5e-5, 1e-3
 
 
 class ModelSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -176,7 +179,13 @@ class TrainSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         PositiveInt | None,
         Meta(description="Parts a batch is cut into. Fixed for a run. Default: the planner chooses."),
     ] = None
-    learning_rate: Annotated[float, Meta(gt=0, description="Highest learning rate.")] = 5e-5
+    learning_rate: Annotated[
+        PositiveFloat | None,
+        Meta(
+            description=f"Highest learning rate. Default: {MODEL_LEARNING_RATE:g}, which suits a whole model; with "
+            f'`mode = "side"` {SIDE_LEARNING_RATE:g}, since only a small network learns.'
+        ),
+    ] = None
     lr_schedule: Annotated[
         Literal["linear", "cosine", "constant"], Meta(description="How the learning rate falls after the warm-up.")
     ] = "linear"
@@ -212,6 +221,13 @@ class TrainSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     group_by_length: Annotated[
         bool, Meta(description="Put rows of similar length into one batch: less padding, less random order.")
     ] = True
+
+    @property
+    def highest_learning_rate(self) -> float:
+        """The rate that is given, or the default for what is trained."""
+        if self.learning_rate is not None:
+            return self.learning_rate
+        return SIDE_LEARNING_RATE if self.mode == "side" else MODEL_LEARNING_RATE
 
 
 class PlanSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -228,7 +228,7 @@ def _optimizer(recipe: Recipe, rows: int) -> OptimizerSpec:
     warmup = train.warmup_ratio * total if train.warmup_steps is None else train.warmup_steps * train.batch_rows
     return OptimizerSpec(
         name=train.optimizer,
-        learning_rate=train.learning_rate,
+        learning_rate=train.highest_learning_rate,
         weight_decay=train.weight_decay,
         momentum=train.momentum,
         max_grad_norm=train.max_grad_norm,

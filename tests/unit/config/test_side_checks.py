@@ -58,3 +58,11 @@ def test_what_makes_no_sense_is_refused_with_the_reason(options, words):
 )
 def test_a_server_and_devices_may_be_here_or_elsewhere(options):
     assert load(**options).train.mode == "side"
+
+
+@pytest.mark.parametrize(
+    ("options", "rate"),
+    [({}, 1e-3), ({"mode": "pipeline"}, 5e-5), ({"learning_rate": 5e-5}, 5e-5), ({"learning_rate": 0.5}, 0.5)],
+)
+def test_the_default_learning_rate_is_that_of_what_is_trained(options, rate):
+    assert load(**options).train.learning_rate == rate
