@@ -236,6 +236,38 @@ class ActivationCacheError(CoterieError):
     exit_code = 20
 
 
+class NoSuchRunError(CoterieError):
+    """There is no run in the folder that `status`, `pause`, `continue` or `stop` was given.
+
+    Give the run's folder (`output` in its recipe; `runs/latest` by default), on the coordinator's machine. On another
+    machine give the control link that `coterie status --show-link` prints there.
+    """
+
+    slug = "no-such-run"
+    exit_code = 30
+
+
+class NotRunningError(CoterieError):
+    """What was asked needs a run that is going on, and this one has finished, was stopped, or its process is gone.
+
+    The message says which, and after which step. `coterie train RUN/recipe.toml --resume` goes on from its checkpoint.
+    """
+
+    slug = "not-running"
+    exit_code = 31
+
+
+class ControlRefusedError(CoterieError):
+    """A run did not do what `status`, `pause`, `continue` or `stop` asked: the control token is not its, or it cannot.
+
+    Each start of a coordinator makes a new control token; take the link that `coterie status --show-link` prints now.
+    A join link lets nobody control a run. What cannot be paused says so, and can be stopped.
+    """
+
+    slug = "control-refused"
+    exit_code = 32
+
+
 class InterruptedRunError(CoterieError):
     """The user or the system stopped the run; a checkpoint was kept.
 

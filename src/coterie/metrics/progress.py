@@ -105,6 +105,11 @@ class RunState:
         return f"{format_seconds(self.eta_s)} left" if self._step_s else "starting"
 
     @property
+    def step_s(self) -> float:
+        """Running mean of the seconds of a step; 0 before the first one."""
+        return self._step_s
+
+    @property
     def eta_s(self) -> float:
         """Seconds that the remaining steps will take at the present rate."""
         return self._step_s * max(self.total_steps - self.steps_done, 0)
