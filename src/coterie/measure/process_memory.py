@@ -79,6 +79,21 @@ def limit_memory(limit_bytes: int) -> bool:
     return resource.getrlimit(resource.RLIMIT_DATA)[0] == data_bytes
 
 
+def data_limit_bytes() -> int | None:
+    """What this process may use in all under its limit on private memory, as `limit_memory` or somebody else set it.
+
+    None where there is no such limit. Private memory that was mapped and never touched counts as if it were used.
+    """
+    if sys.platform != "linux":
+        return None
+    import resource  # noqa: PLC0415 - does not exist on Windows
+
+    soft, _ = resource.getrlimit(resource.RLIMIT_DATA)
+    if soft == resource.RLIM_INFINITY:
+        return None
+    return max(current_rss_bytes() + soft - _status_bytes("VmData"), 0)
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether `error` says that memory ran out, on any device (on the CPU torch raises a plain RuntimeError)."""
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
