@@ -23,30 +23,21 @@ LONGEST = {"opening": 40, "writing": 30, "anywhere": 4000}
 Opening takes about 30 and 2,000, a batch 8 and 500 to 900."""
 
 
-def batch_of(number: int, layers: tuple[int, ...] = LAYOUT.layers) -> ActivationBatch:
+def batch_of(number: int) -> ActivationBatch:
     generator = torch.Generator().manual_seed(number)
     counts = torch.randint(0, 4, (ROWS,), generator=generator)
     taps = torch.randn(int(counts.sum()), len(LAYOUT.layers), LAYOUT.width, generator=generator)
     return ActivationBatch(
         samples=torch.arange(number * ROWS, (number + 1) * ROWS),
         counts=counts,
-        layers=layers,
-        taps=taps[:, [layer - 1 for layer in layers]],
+        layers=LAYOUT.layers,
+        taps=taps,
         labels=torch.randint(0, 9, (len(taps),), generator=generator),
     )
 
 
 def open_cache(folder: Path) -> ActivationCache:
     return ActivationCache.open(folder, LAYOUT, MIB)
-
-
-def put(cache: ActivationCache, number: int) -> None:
-    """Odd batches come in two parts, as from two stages."""
-    if number % 2:
-        cache.put_part(batch_of(number, (3, 4)), (number, 0))
-        assert cache.put_part(batch_of(number, (1, 2)), (number, 0))
-    else:
-        cache.put(batch_of(number), (number, 0))
 
 
 WRITER = textwrap.dedent(
@@ -78,7 +69,7 @@ WRITER = textwrap.dedent(
             kill_after(events, when)
         for number in range(contract.BATCHES):
             if number * contract.ROWS not in cache:
-                contract.put(cache, number)
+                cache.put(contract.batch_of(number), (number, 0))
                 os.write(1, f"{number} ".encode())
         cache.close()
 

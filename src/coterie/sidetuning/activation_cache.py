@@ -9,7 +9,7 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeAlias
 
 import msgspec
 import numpy as np
@@ -21,12 +21,13 @@ from coterie.sidetuning.activations import ActivationBatch
 from coterie.sidetuning.cache_checks import check_shape, kind_of, same_content
 from coterie.sidetuning.cache_index import BatchRecord, CollectionRecord, encode_record
 from coterie.sidetuning.cache_layout import CacheLayout
-from coterie.sidetuning.cache_parts import PendingParts, StepKey
 from coterie.sidetuning.cache_storage import CacheStorage
 from coterie.sidetuning.cached_batch import CachedBatch, CachedSample, Integers, checksum, joined_labels, record_of
-from coterie.sidetuning.cached_rows import RowCoder
 from coterie.sidetuning.row_store import Rows
 from coterie.units import counted, format_bytes
+
+StepKey: TypeAlias = tuple[int, ...]
+"""Under which a batch is sent, such as (step, micro-batch)."""
 
 _INDEX_BYTES_PER_TOKEN = 64
 """What a record takes at most, in ordinary tasks, for a token: id, count, checksum, label, its share of the rest."""
@@ -47,7 +48,6 @@ class ActivationCache:
         self.quota_bytes = quota_bytes
         self._storage = storage
         self._coder = layout.coder
-        self._pending = PendingParts(layout)
         self._places: dict[int, CachedSample] = {}
         self._writing = threading.RLock()
         self._unchecked: set[int] = set()
@@ -128,50 +128,9 @@ class ActivationCache:
             ProtocolError: The batch has other layers or another width than the cache, or a sample twice.
             StorageError: The disk is full; the cache stays as it was.
         """
-        check_shape(batch, self.layout.layers, self.layout)
+        check_shape(batch, self.layout)
         with self._writing:
             self._put(batch, step_key)
-
-    def put_part(self, part: ActivationBatch, step_key: StepKey) -> bool:
-        """Keep one stage's layers of a batch aside, until all layers and the labels are there; then the batch is kept.
-
-        A part without layers brings labels only. Parts live in memory: after a restart they are absent and the batch
-        has to be sent again. A part that comes twice is ignored.
-
-        Returns:
-            Whether the batch is in the cache now.
-
-        Raises:
-            ActivationCacheError: As for `put`, or a part came before with other content.
-            ModelError: An activation is not finite.
-            ProtocolError: The layers are not the cache's, or the rows not those of the batch's other parts.
-            StorageError: The disk is full; the cache stays as it was.
-        """
-        check_shape(part, tuple(layer for layer in self.layout.layers if layer in part.layers), self.layout)
-        with self._writing:
-            samples = part.samples.tolist()
-            if samples and all(sample in self._places for sample in samples):
-                self._compare(part, step_key)
-                return True
-            if step_key not in self._pending:
-                self._check_quota(self.layout.bytes_for(part.tokens), f"step {step_key}")
-            whole = self._pending.add(part, step_key)
-            if whole is None:
-                return False
-            self._pending.drop(step_key)
-            self._put(whole, step_key)
-            return True
-
-    @property
-    def pending(self) -> dict[StepKey, tuple[int, ...]]:
-        """Batches of which parts are kept aside, and the layers that each still lacks."""
-        with self._writing:
-            return self._pending.lacking()
-
-    def drop_pending(self) -> None:
-        """Forget all parts of unfinished batches, as when the devices that sent them are gone."""
-        with self._writing:
-            self._pending.clear()
 
     def read(self, samples: Sequence[int] | Tensor) -> ActivationBatch:
         """The activations of some samples, in the given order.
@@ -212,9 +171,8 @@ class ActivationCache:
             raise self._damage(damaged)
 
     def close(self) -> None:
-        """Let go of the folder; batches that lack parts are dropped."""
+        """Let go of the folder."""
         with self._writing:
-            self._pending.clear()
             self._storage.close()
 
     def _put(self, batch: ActivationBatch, step_key: StepKey) -> None:
@@ -247,22 +205,17 @@ class ActivationCache:
                 raise ProtocolError(f"step {step_key} has {here}; what the cache holds has {there}")
 
     def _check_quota(self, needed_bytes: int, what: str) -> None:
-        waiting = self.layout.bytes_for(self._pending.tokens)
-        if self.used_bytes + waiting + needed_bytes > self.quota_bytes:
-            pending = f" and {format_bytes(waiting)} kept for unfinished batches" if waiting else ""
+        if self.used_bytes + needed_bytes > self.quota_bytes:
             raise ActivationCacheError(
                 f"the activations of {what} need {format_bytes(needed_bytes)}; of the cache's quota of "
-                f"{format_bytes(self.quota_bytes)}, {format_bytes(self.used_bytes)} are used{pending}",
+                f"{format_bytes(self.quota_bytes)}, {format_bytes(self.used_bytes)} are used",
                 hint=_QUOTA_HINT,
             )
 
     def _compare(self, given: ActivationBatch, step_key: StepKey) -> None:
-        """Samples, some or all of their layers, that are in the cache already must say the same again."""
+        """Samples that are in the cache already must say the same again."""
         stored = self.read(given.samples)
-        chosen = [self.layout.layers.index(layer) for layer in given.layers]
-        stored = msgspec.structs.replace(stored, layers=given.layers, taps=stored.taps[:, chosen])
-        coder = RowCoder(len(given.layers), self.layout.width, self.layout.dtype)
-        given = msgspec.structs.replace(given, taps=coder.decode(coder.encode(given.taps)))
+        given = msgspec.structs.replace(given, taps=self._coder.decode(self._coder.encode(given.taps)))
         if not same_content(stored, given):
             raise ActivationCacheError(
                 f"step {step_key} brings samples {given.samples.tolist()} again, with other content than the cache has",

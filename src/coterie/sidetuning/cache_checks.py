@@ -8,14 +8,14 @@ from coterie.sidetuning.activations import ActivationBatch
 from coterie.sidetuning.cache_layout import CacheLayout
 
 
-def check_shape(batch: ActivationBatch, layers: tuple[int, ...], layout: CacheLayout) -> None:
-    """Check that a batch has these layers, all of the layout, finite numbers, and every sample once.
+def check_shape(batch: ActivationBatch, layout: CacheLayout) -> None:
+    """Check that a batch has the layout's layers, finite numbers, and every sample once.
 
     Raises:
         ModelError: An activation is not finite.
         ProtocolError: The batch has other layers or another width, or a sample twice.
     """
-    if batch.layers != layers or batch.taps.shape[2] != layout.width:
+    if batch.layers != layout.layers or batch.taps.shape[2] != layout.width:
         raise ProtocolError(
             f"activations of layers {batch.layers} and width {batch.taps.shape[2]} do not belong into a cache of "
             f"layers {layout.layers} and width {layout.width}"

@@ -1,6 +1,5 @@
 """The cache: what goes in comes out, once and whole, or is refused with the reason."""
 
-import itertools
 import resource
 import threading
 from contextlib import contextmanager
@@ -348,72 +347,3 @@ def test_data_collected_later_get_ids_after_all_others_and_keep_them(reopened):
     assert [cache.collection(digest, rows) for digest, rows in (("a", 10), ("b", 5), ("a", 10))] == [0, 10, 0]
     cache = reopened()
     assert [cache.collection(digest, rows) for digest, rows in (("c", 1), ("b", 5), ("a", 11))] == [15, 10, 16]
-
-
-PARTS = [(1,), (2, 3), ()]
-
-
-@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
-def test_parts_of_stages_become_a_batch_when_the_last_is_there_in_any_order(opened, batch_of, same, order):
-    """Two stages' layers, and labels from a third side."""
-    cache = opened()
-    parts = [batch_of([3, 1], layers=layers) for layers in PARTS]
-    parts = [msgspec.structs.replace(part, labels=None) if part.layers else part for part in parts]
-    for number, which in enumerate(order, 1):
-        assert cache.samples == ()
-        for _ in range(2):  # what comes twice is ignored, also after the batch was completed
-            assert cache.put_part(parts[which], (0, 0)) == (number == 3)
-    assert cache.pending == {}
-    assert same(cache.read([3, 1]), batch_of([3, 1]))
-
-
-def test_half_a_batch_is_not_there_after_a_restart_and_can_be_sent_again(reopened, batch_of, same):
-    cache = reopened()
-    cache.put_part(batch_of([3, 1], layers=(1,)), (0, 0))
-    assert cache.pending == {(0, 0): (2, 3)}
-    cache = reopened()
-    assert cache.samples == ()
-    assert cache.pending == {}
-    assert not cache.put_part(batch_of([3, 1], layers=(2, 3)), (0, 0))
-    assert cache.put_part(batch_of([3, 1], layers=(1,)), (0, 0))
-    assert same(reopened().read([1, 3]), batch_of([1, 3]))
-
-
-def test_parts_of_dropped_devices_are_forgotten(opened, batch_of):
-    cache = opened()
-    cache.put_part(batch_of([3, 1], layers=(1,)), (0, 0))
-    cache.drop_pending()
-    assert not cache.put_part(batch_of([3, 1], layers=(2, 3)), (0, 0))
-
-
-def test_a_part_with_other_content_than_before_is_refused(opened, batch_of):
-    cache = opened()
-    cache.put_part(batch_of([3, 1], layers=(1,)), (0, 0))
-    changed = batch_of([3, 1], layers=(1,))
-    changed.taps[0] += 1
-    with pytest.raises(
-        ActivationCacheError, match=r"layers \(1,\) of step \(0, 0\) came twice, with different content"
-    ):
-        cache.put_part(changed, (0, 0))
-    cache.put_part(batch_of([3, 1], layers=(2, 3)), (0, 0))
-    with pytest.raises(ActivationCacheError, match="again, with other content"):
-        cache.put_part(changed, (0, 0))
-    assert cache.put_part(batch_of([3, 1], layers=(2, 3)), (0, 0))
-
-
-def test_parts_that_do_not_belong_together_are_refused(opened, batch_of):
-    cache = opened()
-    cache.put_part(batch_of([3, 1], layers=(1,)), (0, 0))
-    with pytest.raises(ProtocolError, match="are of different rows"):
-        cache.put_part(batch_of([3, 2], layers=(2, 3)), (0, 0))
-    with pytest.raises(ProtocolError, match="overlap"):
-        cache.put_part(batch_of([3, 1], layers=(1, 2)), (0, 0))
-    with pytest.raises(ProtocolError, match="do not belong"):
-        cache.put_part(batch_of([3, 1], layers=(4,)), (0, 0))
-
-
-def test_unfinished_batches_count_against_the_quota_as_wholes(opened, batch_of, layout):
-    cache = opened(quota_bytes=layout.bytes_for(4))
-    cache.put_part(batch_of([3, 4, 6], layers=(1,)), (0, 0))
-    with pytest.raises(ActivationCacheError, match=r"step \(0, 1\) need .* and 384 B kept for unfinished batches"):
-        cache.put_part(batch_of([9], layers=(1,)), (0, 1))
