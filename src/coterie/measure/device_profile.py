@@ -1,7 +1,7 @@
 """How fast one device is: every kind of unit timed as a stage of its own, a matrix product, an optimizer update."""
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import msgspec
@@ -20,7 +20,7 @@ from coterie.models import StageModule, build_stage, describe
 from coterie.profiles.cluster_profile import DeviceProfile, DeviceType, SharedMemory, UnitTiming
 from coterie.profiles.head_allocation import HeadAllocation
 from coterie.profiles.model_profile import LayerProfile, ModelProfile
-from coterie.units import format_seconds
+from coterie.units import counted, format_seconds
 
 Progress = Callable[[str, int, int], None]
 """Told before each measurement: what is measured, its number from 1, and how many there are."""
@@ -113,22 +113,29 @@ def profile_device(  # noqa: PLR0913 - plain facts about one device, each named 
     tell(steps[-1], len(steps), len(steps))
     update_bytes_per_s = _update_bytes_per_s(watch, device_type)
     _release_memory()
-    is_shared, notes = _verdict(timings, rows[1], must_share=must_share) if sharing is not None else (False, ())
-    return DeviceProfile(
+    shared = tuple(one.shared for one in timings if one.shared is not None)
+    profile = DeviceProfile(
         worker=worker,
         name=name,
         device_type=device_type,
         memory_bytes=memory,
         base_bytes=idle_bytes(device_type),
         threads=threads,
-        timings=tuple(one.shared if is_shared and one.shared is not None else one.alone for one in timings),
-        allocation=sharing.allocation if sharing is not None and is_shared else None,
+        # Where sharing is prescribed there is nothing to choose from.
+        timings=tuple(one.shared if must_share and one.shared is not None else one.alone for one in timings),
+        shared_timings=shared,
         # Copies lie in the processor's memory, which no accelerator's budget is about.
-        shared_memory=sharing.memory if sharing is not None and is_shared and device_type == "cpu" else SharedMemory(),
-        backend_notes=notes,
+        shared_memory=sharing.memory if sharing is not None and device_type == "cpu" else SharedMemory(),
         flops_per_s=flops_per_s,
         update_bytes_per_s=update_bytes_per_s,
         bfloat16_speed=bfloat16_speed,
+    )
+    if sharing is None:
+        return profile
+    return msgspec.structs.replace(
+        profile,
+        allocation=sharing.allocation if any(map(profile.shares_at, rows)) else None,
+        backend_notes=_verdict(profile, timings, rows),
     )
 
 
@@ -148,17 +155,20 @@ class _Timed(msgspec.Struct, frozen=True):
     shared: UnitTiming | None
 
 
-def _verdict(timings: list[_Timed], rows: int, *, must_share: bool) -> tuple[bool, tuple[str, ...]]:
-    """Whether shared blocks are faster than torch alone, and that in words."""
+def _verdict(profile: DeviceProfile, timings: list[_Timed], rows: tuple[int, int]) -> tuple[str, ...]:
+    """Whether shared blocks are faster than torch alone, in words: with few rows and with many."""
     both = [(one.alone, one.shared) for one in timings if one.shared is not None]
     if not both:
-        return False, ("no block of this model can be shared among backends",)
-    alone_s, shared_s = (sum(t.forward_s(rows) + t.backward_s(rows) for t in side) for side in zip(*both, strict=True))
-    figures = f"a shared block takes {format_seconds(shared_s / len(both))}, torch alone "
-    figures += format_seconds(alone_s / len(both))
-    if shared_s < alone_s:
-        return True, (f"{figures}: {alone_s / shared_s:.2f} times as fast",)
-    return must_share, (figures if must_share else f"{figures}: nothing is shared",)
+        return ("no block of this model can be shared among backends",)
+    lines = []
+    for count in dict.fromkeys(rows):
+        alone_s, shared_s = (
+            sum(timing.seconds(count) for timing in side) / len(both) for side in zip(*both, strict=True)
+        )
+        gain = f"{alone_s / shared_s:.2f} times as fast" if profile.shares_at(count) else "nothing is shared"
+        figures = f"a shared block takes {format_seconds(shared_s)}, torch alone {format_seconds(alone_s)}"
+        lines.append(f"with {counted(count, 'row')} {figures}: {gain}")
+    return tuple(lines)
 
 
 class _UnitBench:
@@ -183,60 +193,72 @@ class _UnitBench:
     def time_unit(self, unit: int, layer: LayerProfile, rows: tuple[int, int]) -> _Timed | None:
         """Forward and backward seconds as lines over rows; None if memory runs out."""
         try:
-            stage = build_stage(
-                self._spec, unit, unit + 1, StandInWeights(self._spec), device=torch.device(self._device_type)
-            )
-            stage.train()
+            stages = [self._stage(unit)]
+            if self._sharing is not None and self._sharing.allocation != HeadAllocation():
+                shared = self._stage(unit)
+                stages += [shared] if self._sharing.install(shared) else []
             # As in a run: no backward below everything that is trained, and no gradient that goes there.
             with torch.set_grad_enabled(unit >= self._first_backward_unit):
-                alone = self._line(stage, layer, rows)
-                shared = None
-                if self._sharing is not None and self._sharing.install(stage):
-                    shared = self._line(stage, layer, rows)
+                lines = self._lines(stages, layer, rows)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
             return None
-        return _Timed(alone, shared)
+        return _Timed(lines[0], lines[1] if len(lines) > 1 else None)
 
-    def _line(self, stage: StageModule, layer: LayerProfile, rows: tuple[int, int]) -> UnitTiming:
-        few, many = (self._time(stage, count) for count in rows)
-        forward_fixed_s, forward_per_row_s = fit_line(((rows[0], few[0]), (rows[1], many[0])))
-        backward_fixed_s, backward_per_row_s = fit_line(((rows[0], few[1]), (rows[1], many[1])))
-        return UnitTiming(
-            kind=layer.kind,
-            forward_fixed_s=forward_fixed_s,
-            forward_per_row_s=forward_per_row_s,
-            backward_fixed_s=backward_fixed_s,
-            backward_per_row_s=backward_per_row_s,
-        )
+    def _stage(self, unit: int) -> StageModule:
+        device = torch.device(self._device_type)
+        stage = build_stage(self._spec, unit, unit + 1, StandInWeights(self._spec), device=device)
+        stage.train()
+        return stage
 
-    def _time(self, stage: StageModule, rows: int) -> tuple[float, float]:
-        """Median seconds of a forward and of its backward."""
+    def _lines(self, stages: Sequence[StageModule], layer: LayerProfile, rows: tuple[int, int]) -> list[UnitTiming]:
+        """A line for each stage; they take turns, so that what else the machine does slows them alike."""
+        few, many = (self._medians(stages, count) for count in rows)
+        return [_line(layer.kind, rows, ends) for ends in zip(few, many, strict=True)]
+
+    def _medians(self, stages: Sequence[StageModule], rows: int) -> list[tuple[float, float]]:
+        """Median seconds of a forward and of its backward, for each stage."""
         inputs = {key: tensor.to(self._device_type) for key, tensor in example_inputs(rows, self._tokens).items()}
         hidden = self._hidden(rows)
-        for parameter in stage.trainable().values():
+        for parameter in (parameter for stage in stages for parameter in stage.trainable().values()):
             parameter.grad = None
-        goes_backward = stage.first_unit >= self._first_backward_unit
 
-        def once() -> tuple[float, float]:
-            received = None
-            if not stage.is_first:
-                received = hidden.detach().requires_grad_(stage.first_unit > self._first_backward_unit)
-            outputs: list[Tensor] = []
-            forward_s = self._watch.seconds(lambda: outputs.append(run_forward(stage, inputs, received)))
-            if not goes_backward:
-                return forward_s, 0.0
-            (output,) = outputs
-            gradient = torch.ones_like(output)
-            return forward_s, self._watch.seconds(lambda: run_backward(output, gradient))
+        def once() -> tuple[float, ...]:
+            return tuple(seconds for stage in stages for seconds in self._once(stage, inputs, hidden))
 
-        forward_s, backward_s = self._watch.medians(once, budget_s=_BUDGET_S)
-        return forward_s, backward_s
+        found = self._watch.medians(once, budget_s=_BUDGET_S * len(stages))
+        return list(zip(found[::2], found[1::2], strict=True))
+
+    def _once(self, stage: StageModule, inputs: dict[str, Tensor], hidden: Tensor) -> tuple[float, float]:
+        received = None
+        if not stage.is_first:
+            received = hidden.detach().requires_grad_(stage.first_unit > self._first_backward_unit)
+        outputs: list[Tensor] = []
+        forward_s = self._watch.seconds(lambda: outputs.append(run_forward(stage, inputs, received)))
+        if stage.first_unit < self._first_backward_unit:
+            return forward_s, 0.0
+        (output,) = outputs
+        gradient = torch.ones_like(output)
+        return forward_s, self._watch.seconds(lambda: run_backward(output, gradient))
 
     def _hidden(self, rows: int) -> Tensor:
         generator = torch.Generator().manual_seed(0)
         return torch.randn(rows, self._tokens, self._width, generator=generator).to(self._device_type)
+
+
+def _line(kind: str, rows: tuple[int, int], ends: tuple[tuple[float, float], tuple[float, float]]) -> UnitTiming:
+    """Forward and backward seconds as lines over rows."""
+    few, many = ends
+    forward_fixed_s, forward_per_row_s = fit_line(((rows[0], few[0]), (rows[1], many[0])))
+    backward_fixed_s, backward_per_row_s = fit_line(((rows[0], few[1]), (rows[1], many[1])))
+    return UnitTiming(
+        kind=kind,
+        forward_fixed_s=forward_fixed_s,
+        forward_per_row_s=forward_per_row_s,
+        backward_fixed_s=backward_fixed_s,
+        backward_per_row_s=backward_per_row_s,
+    )
 
 
 def hidden_width(profile: ModelProfile) -> int:

@@ -128,7 +128,7 @@ class Problem:
             device_type=self.devices[device].device_type,
             accumulates=self.micro_batches > 1,
             kept_rows=self.request.kept_rows,
-            shared=self.devices[device].shared_memory,
+            shared=self.devices[device].shared_memory_at(self.rows),
         )
 
     def in_flight(self, depth: int) -> int:
@@ -240,9 +240,9 @@ class Problem:
 
 def unit_seconds(device: DeviceProfile, layer: LayerProfile, rows: int) -> tuple[float, float]:
     """Seconds of a unit's forward and backward: measured for its kind, else from its operations."""
-    for timing in device.timings:
-        if timing.kind == layer.kind:
-            return timing.forward_s(rows), timing.backward_s(rows)
+    timing = device.timing_of(layer.kind, rows)
+    if timing is not None:
+        return timing.forward_s(rows), timing.backward_s(rows)
     return (
         layer.forward_flops_per_row * rows / device.flops_per_s,
         layer.backward_flops_per_row * rows / device.flops_per_s,
