@@ -25,6 +25,7 @@ from coterie.cluster.messages import (
 )
 from coterie.cluster.side_messages import TAPS
 from coterie.cluster.wire_version import WIRE_VERSION
+from coterie.coordinator.door import Door, speaks
 from coterie.errors import (
     CoterieError,
     JoinRefusedError,
@@ -38,7 +39,7 @@ from coterie.ids import COORDINATOR, RunId, WorkerId
 from coterie.jobs.roles import WorkerRole
 from coterie.logs import get_logger
 from coterie.transport.frame import Frame
-from coterie.transport.join_link import JoinTokens
+from coterie.transport.identity import short
 from coterie.transport.server import PeerInfo, ServedLink
 from coterie.transport.stream_link import StreamLink
 from coterie.units import counted
@@ -47,6 +48,10 @@ log = get_logger(__name__)
 
 JOIN_POLL_S = 0.05
 NEWS_S = 0.5
+ANSWER_S = 0.5
+"""Beside one and a half heartbeats, for a sign of life to cross a slow network."""
+ANSWER_LIMIT_S = 8.0
+"""In all: whoever knocks meanwhile is dropped by the server after ten seconds."""
 
 
 _RELAYED_KINDS = (HIDDEN, GRADIENT, DONE, TIED, TAPS)
@@ -64,6 +69,7 @@ class Member:
         self.bytes_heard = link.bytes_received
         self.is_relaying = False
         self.is_gone = False
+        self.ticket = ""
 
     async def send(self, message: Message) -> None:
         """Send a control message.
@@ -105,7 +111,7 @@ class Members:
     def __init__(
         self,
         run: RunId,
-        tokens: JoinTokens,
+        door: Door,
         clock: Clock,
         *,
         heartbeat_s: float,
@@ -114,7 +120,7 @@ class Members:
     ) -> None:
         self.run = run
         self._seats = seats
-        self._tokens = tokens
+        self._door = door
         self._clock = clock
         self._heartbeat_s = heartbeat_s
         self._silence_limit_s = silence_limit_s
@@ -148,22 +154,40 @@ class Members:
                 f"this coordinator speaks {WIRE_VERSION} (coterie {__version__})",
                 hint="install the same version of coterie on both machines",
             )
-        self._tokens.redeem(hello.token)
+        former = self._door.knock(hello)
+        await self._settle_twin(hello)
         if self._seats is not None:
             self._check_seat(hello, self._seats.get(hello.role, 0))
         link.accept()
-        worker = self._fresh_id(hello.name)
+        worker = former if former is not None and former not in self.by_id else self._fresh_id(hello.name)
         member = Member(worker, hello, link)
+        member.ticket = self._door.let_in(hello, worker)
         self.by_id[worker] = member
         self._state = apply(self._state, Joined(worker=worker, at_s=self._clock.now()))
         return member
+
+    async def _settle_twin(self, hello: Hello) -> None:
+        """Two links by one identity: if the older one lives, the newcomer has a copy; if not, it has come back."""
+        older = next((member for member in self.by_id.values() if _same_device(member.hello, hello)), None)
+        if older is None or older.is_gone:
+            return
+        if await speaks(older.link, min(1.5 * self._heartbeat_s + ANSWER_S, ANSWER_LIMIT_S)):
+            self._door.turn_away(hello)
+            raise JoinRefusedError(
+                f"the identity {short(hello.identity)} of {hello.name} is in use by {older.hello.name}, which is in "
+                f"this run: was it copied?",
+                hint="give this device an identity of its own: `coterie worker LINK --identity FILE` with a new FILE",
+            )
+        error = WorkerLostError(f"{older.hello.name} came back over a new link: its old one was dead")
+        self._lose(older, error)
+        older.link.abort(error)
 
     def _check_seat(self, hello: Hello, seats: int) -> None:
         """One server in a run of side-tuning, none in others; and a device must not take the server's place."""
         taken = len(self.with_role(hello.role))
         if taken < seats:
             return
-        self._tokens.give_back(hello.token)
+        self._door.turn_away(hello)
         raise JoinRefusedError(
             f"{hello.name} came as a {hello.role}, and this run has room for {counted(seats, hello.role)}",
             hint="a server joins a side-tuning run by `coterie worker LINK --role server`, every other worker without",
@@ -190,10 +214,12 @@ class Members:
                     run=self.run,
                     heartbeat_s=self._heartbeat_s,
                     silence_limit_s=self._silence_limit_s,
+                    ticket=member.ticket,
                 )
             )
             while True:
                 frame = await member.link.receive()
+                self._door.heard(member.hello)
                 member.bytes_heard = member.link.bytes_received
                 self._state = apply(self._state, Heard(worker=member.worker, at_s=self._clock.now()))
                 if frame.header.target not in (COORDINATOR, ""):
@@ -216,7 +242,7 @@ class Members:
         self._state = apply(self._state, Left(worker=member.worker))
         if self._gathering:
             del self.by_id[member.worker]
-            self._tokens.give_back(member.hello.token)
+            self._door.left_early(member.hello)
             self.on_left(member, error)
         else:
             self._events.put_nowait(error)
@@ -337,6 +363,10 @@ class Members:
         """Tell every worker goodbye with `message`; workers that are gone are skipped."""
         self._closing = True
         await asyncio.gather(*(_tell(member, message) for member in tuple(self.by_id.values())))
+
+
+def _same_device(one: Hello, other: Hello) -> bool:
+    return bool(other.identity) and one.identity == other.identity
 
 
 async def _tell(member: Member, message: Message) -> None:

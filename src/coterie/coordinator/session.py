@@ -5,13 +5,13 @@ import contextlib
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from aiohttp import web
-
-from coterie import __version__
 from coterie.checkpoint.reading import Checkpoint
 from coterie.clock import Clock, SystemClock
 from coterie.cluster.messages import Assign, ProfileRequest, StageReady, Stop
 from coterie.cluster.side_messages import SideStage
+from coterie.coordinator.control import front_page
+from coterie.coordinator.desk import RunDesk
+from coterie.coordinator.door import Door
 from coterie.coordinator.gathering import measure_cluster
 from coterie.coordinator.job import Job
 from coterie.coordinator.members import Members
@@ -28,7 +28,7 @@ from coterie.metrics.records import FaultRecord
 from coterie.planner.plan import Plan
 from coterie.profiles.cluster_profile import ClusterProfile
 from coterie.transport.addresses import own_addresses
-from coterie.transport.join_link import JoinLink, JoinTokens
+from coterie.transport.join_link import JoinLink
 from coterie.transport.server import FrameServer
 
 _T = TypeVar("_T")
@@ -37,15 +37,17 @@ _T = TypeVar("_T")
 class Session:
     """What training, forward runs and plans have in common. `stop` may be asked to end it from outside."""
 
-    def __init__(self, job: Job, observer: RunObserver, *, clock: Clock | None = None) -> None:
+    def __init__(
+        self, job: Job, observer: RunObserver, *, clock: Clock | None = None, door: Door | None = None
+    ) -> None:
         self._job = job
         self._observer = observer
         self._cluster = job.recipe.cluster
         self.clock = clock or SystemClock()
-        self._tokens = JoinTokens()
+        self.door = door or Door(clock=self.clock)
         self.members = Members(
             job.run,
-            self._tokens,
+            self.door,
             self.clock,
             heartbeat_s=self._cluster.heartbeat_s,
             silence_limit_s=self._cluster.heartbeat_timeout_s,
@@ -54,9 +56,16 @@ class Session:
         self.members.on_left = lambda member, error: observer.notice(
             f"{member.hello.name} left before the run began, its place is free again: {error.message}"
         )
-        self._server = FrameServer(self.members.admit, app=_front_page())
+        self._app = front_page()
+        self._server = FrameServer(self.members.admit, app=self._app, identity=self.door.certificate)
         self._loop: asyncio.AbstractEventLoop | None = None
         self.stop = StopRequests()
+        self.desk: RunDesk | None = None
+
+    def open_desk(self, desk: RunDesk) -> None:
+        """Let the holder of the desk's token see and control the run; before `run`."""
+        desk.attach(self._app, self.members, self.stop)
+        self.desk = desk
 
     def end_with(self, error: CoterieError) -> None:
         """End it from another thread: something outside has failed, such as a local worker's process."""
@@ -82,6 +91,8 @@ class Session:
         try:
             with self.stop.listening(task):
                 await self._server.start(self._cluster.listen_host, self._cluster.port)
+                if self.desk is not None:
+                    self.desk.open(self._cluster.listen_host, self._server.port, self._server.fingerprint)
                 return await work()
         except CoterieError as error:
             farewell = error.message
@@ -98,6 +109,8 @@ class Session:
         finally:
             self._loop = None
             beat.cancel()
+            if self.desk is not None:
+                self.desk.close()
             await self.members.dismiss(Stop(reason=farewell))
             await self._server.close()
 
@@ -109,7 +122,7 @@ class Session:
             hosts=("127.0.0.1",) if local else own_addresses(),
             port=self._server.port,
             fingerprint=self._server.fingerprint,
-            token=self._tokens.issue(uses=wanted),
+            token=self.door.issue(uses=wanted),
         )
         self._observer.joinable(join.to_text())
         self._observer.notice(f"waiting for {wanted} worker{'s' if wanted > 1 else ''}")
@@ -168,6 +181,8 @@ class Session:
             if not isinstance(event.message, StageReady):
                 raise ProtocolError(f"{event.member.hello.name} sent {event.frame.header.kind} before its stage stood")
             ready[event.member.worker] = event.message
+        if self.desk is not None:
+            self.desk.links = {worker: message.link_to_next for worker, message in ready.items()}
         return ready
 
     def _tied_peers(self, plan: Plan) -> dict[WorkerId, WorkerId]:
@@ -194,14 +209,3 @@ def _seats(job: Job) -> dict[WorkerRole, int]:
     """How many devices and servers take part."""
     servers = 1 if job.recipe.train.mode == "side" else 0
     return {"device": job.recipe.cluster.workers_expected - servers, "server": servers}
-
-
-def _front_page() -> web.Application:
-    """What a browser sees at the port: that this is a coordinator, and nothing about the run."""
-
-    async def front(_request: web.Request) -> web.Response:
-        return web.Response(text=f"coterie {__version__} coordinator\n")
-
-    app = web.Application()
-    app.router.add_get("/", front)
-    return app

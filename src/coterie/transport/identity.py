@@ -5,11 +5,9 @@ signature that only fits one coordinator and one joining (`proof`), and the `tic
 Each joining gets a fresh ticket, so of two devices that use copies of one key, one sooner or later shows an old ticket.
 """
 
-import contextlib
 import hashlib
 import os
 import sys
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -21,6 +19,7 @@ from filelock import FileLock, Timeout
 
 from coterie.errors import JoinRefusedError, StorageError, UsageError
 from coterie.logs import get_logger
+from coterie.transport.private_files import write_private
 
 _log = get_logger(__name__)
 
@@ -217,19 +216,8 @@ def _read_tickets(path: Path) -> dict[str, str]:
 
 
 def _write_private(path: Path, content: bytes) -> None:
-    """A file that only this user can read, whole or not at all."""
     try:
-        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".tmp")  # 0600
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            Path(temporary).replace(path)
-        except OSError:
-            with contextlib.suppress(OSError):
-                Path(temporary).unlink()
-            raise
+        write_private(path, content)
     except OSError as error:
         raise _unusable(path, error) from error
 

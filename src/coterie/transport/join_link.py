@@ -10,12 +10,15 @@ import hmac
 import ipaddress
 import re
 import secrets
+from collections.abc import Iterable
 from urllib.parse import parse_qs, quote, urlencode, urlsplit
 
 import msgspec
 
+from coterie.clock import Clock, SystemClock
 from coterie.errors import JoinRefusedError, UsageError
 from coterie.transport.certificates import parse_fingerprint
+from coterie.units import format_seconds
 
 SCHEME = "coterie"
 _TOKEN_BYTES = 16
@@ -79,44 +82,76 @@ class JoinLink(msgspec.Struct, frozen=True, kw_only=True):
         return cls(hosts=hosts, port=port, fingerprint=parse_fingerprint(query["fp"][0]), token=parts.fragment)
 
 
+class JoinToken(msgspec.Struct, frozen=True, kw_only=True):
+    """A token as the coordinator keeps it.
+
+    Attributes:
+        digest: SHA-256, in hex; the token itself is not kept.
+        uses_left: For so many more workers.
+        expires_at_s: Seconds since 1970; None: never.
+    """
+
+    digest: str
+    uses_left: int
+    expires_at_s: float | None = None
+
+
 class JoinTokens:
-    """The tokens that the coordinator has given out. Only their digests are kept, in memory."""
+    """The tokens that the coordinator has given out. Only their digests are kept.
 
-    def __init__(self) -> None:
-        self._uses_left: dict[bytes, int] = {}
+    Args:
+        clock: Tells when tokens expire.
+        known: Those of an earlier process of the same run.
+    """
 
-    def issue(self, *, uses: int = 1) -> str:
-        """A new token, good for `uses` workers."""
+    def __init__(self, clock: Clock | None = None, known: Iterable[JoinToken] = ()) -> None:
+        self._clock = clock or SystemClock()
+        self._known = {token.digest: token for token in known}
+
+    @property
+    def known(self) -> tuple[JoinToken, ...]:
+        """All of them, to be kept on disk."""
+        return tuple(self._known.values())
+
+    def issue(self, *, uses: int = 1, minutes: float | None = None) -> str:
+        """A new token, good for `uses` workers and, if `minutes` are given, for so long."""
         token = secrets.token_urlsafe(_TOKEN_BYTES)
-        self._uses_left[_digest(token)] = uses
+        expires_at_s = None if minutes is None else self._clock.wall() + 60 * minutes
+        kept = JoinToken(digest=digest_of(token), uses_left=uses, expires_at_s=expires_at_s)
+        self._known[kept.digest] = kept
         return token
 
     def redeem(self, token: str) -> None:
         """Take one use of a token.
 
         Raises:
-            JoinRefusedError: It was never given out, or is used up.
+            JoinRefusedError: It was never given out, has expired, or is used up.
         """
-        presented = _digest(token)
+        presented = digest_of(token)
         known = None
-        for digest in self._uses_left:  # all of them: the time taken says nothing about which one matched
+        for digest in self._known:  # all of them: the time taken says nothing about which one matched
             if hmac.compare_digest(digest, presented):
-                known = digest
+                known = self._known[digest]
         if known is None:
             raise JoinRefusedError("the join token is not known", hint="copy the whole join link of the current run")
-        if self._uses_left[known] < 1:
+        late_s = 0.0 if known.expires_at_s is None else self._clock.wall() - known.expires_at_s
+        if late_s > 0:
+            raise JoinRefusedError(
+                f"the join token expired {format_seconds(late_s)} ago", hint="ask the coordinator for a new join link"
+            )
+        if known.uses_left < 1:
             raise JoinRefusedError("the join token is used up", hint="ask the coordinator for a new join link")
-        self._uses_left[known] -= 1
+        self._known[known.digest] = msgspec.structs.replace(known, uses_left=known.uses_left - 1)
 
-    def give_back(self, token: str) -> None:
-        """Return one use: its worker left before the run began."""
-        digest = _digest(token)
-        if digest in self._uses_left:
-            self._uses_left[digest] += 1
+    def give_back(self, digest: str) -> None:
+        """Return one use of the token with this digest: its worker left before the run began."""
+        if (known := self._known.get(digest)) is not None:
+            self._known[digest] = msgspec.structs.replace(known, uses_left=known.uses_left + 1)
 
 
-def _digest(token: str) -> bytes:
-    return hashlib.sha256(token.encode("utf-8", "surrogatepass")).digest()
+def digest_of(token: str) -> str:
+    """SHA-256 of a token, in hex: what may be kept of it."""
+    return hashlib.sha256(token.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def _bracketed(host: str) -> str:

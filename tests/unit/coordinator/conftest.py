@@ -16,12 +16,12 @@ from coterie.clock import FakeClock
 from coterie.cluster.messages import HIDDEN, AnyMessage, Hello, Welcome, control, unpack
 from coterie.cluster.wire_version import WIRE_VERSION
 from coterie.config.loading import load_recipe
+from coterie.coordinator.door import Door
 from coterie.coordinator.job import Job, prepare_job
 from coterie.coordinator.members import Members
 from coterie.ids import RunId, WorkerId
 from coterie.transport.connect import connect_plain
 from coterie.transport.frame import Frame, FrameHeader, TensorSpec
-from coterie.transport.join_link import JoinTokens
 from coterie.transport.server import FrameServer
 from coterie.transport.stream_link import StreamLink
 
@@ -80,9 +80,9 @@ class Table:
 
     def __init__(self, seats: int) -> None:
         self.clock = FakeClock()
-        self.tokens = JoinTokens()
-        self.token = self.tokens.issue(uses=seats)
-        self.members = Members(RunId("run"), self.tokens, self.clock, heartbeat_s=0.05, silence_limit_s=SILENCE_S)
+        self.door = Door(clock=self.clock)
+        self.token = self.door.issue(uses=seats)
+        self.members = Members(RunId("run"), self.door, self.clock, heartbeat_s=0.05, silence_limit_s=SILENCE_S)
         self.server = FrameServer(self.members.admit)
         self.links: list[StreamLink] = []
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coterie.errors import JoinRefusedError, UsageError
-from coterie.transport.join_link import JoinLink, JoinTokens
+from coterie.transport.join_link import JoinLink, JoinTokens, digest_of
 
 FINGERPRINT = "0123456789abcdef" * 4
 SECRET = "s3cret-token_value"
@@ -83,7 +83,7 @@ def test_a_token_is_good_for_as_many_workers_as_it_was_issued_for() -> None:
     tokens.redeem(token)
     with pytest.raises(JoinRefusedError, match="used up"):
         tokens.redeem(token)
-    tokens.give_back(token)
+    tokens.give_back(digest_of(token))
     tokens.redeem(token)
 
 
@@ -93,7 +93,7 @@ def test_a_wrong_token_is_refused_and_takes_no_use_of_a_right_one() -> None:
     for wrong in ("", token[:-1], token + "A", "\ud800", "x" * 10_000):
         with pytest.raises(JoinRefusedError, match="not known"):
             tokens.redeem(wrong)
-        tokens.give_back(wrong)
+        tokens.give_back(digest_of(wrong))
     tokens.redeem(token)
 
 

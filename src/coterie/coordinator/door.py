@@ -1,0 +1,227 @@
+"""Who may come in: tokens of join links, devices by their identities and tickets; kept so that it outlives a kill.
+
+A run's folder holds the certificate, the port, digests of tokens and what is known of each device, so that a
+coordinator that was killed opens the same door again, under the same link. A device that was in needs no token to come
+back. Each joining gives it a fresh ticket: one that shows an older ticket is a copy of it, or was copied.
+"""
+
+import asyncio
+import hmac
+import secrets
+from pathlib import Path
+
+import msgspec
+
+from coterie.clock import Clock
+from coterie.cluster.messages import Hello
+from coterie.errors import JoinRefusedError, StorageError
+from coterie.ids import WorkerId
+from coterie.logs import get_logger
+from coterie.transport.certificates import Identity, make_identity
+from coterie.transport.identity import check_proof, short
+from coterie.transport.join_link import JoinToken, JoinTokens, digest_of
+from coterie.transport.private_files import make_private_folder, write_private
+from coterie.transport.stream_link import StreamLink
+
+log = get_logger(__name__)
+
+DOOR = "door"
+"""The folder's name in the run's."""
+
+_CERTIFICATE = "certificate.json"
+_BOOK = "book.json"
+_TICKET_BYTES = 16
+_LISTEN_S = 0.05
+
+
+class Guest(msgspec.Struct, frozen=True, kw_only=True):
+    """A device that was let in.
+
+    Attributes:
+        identity: Its public key.
+        name: As it called itself last.
+        worker: The id that it had last.
+        ticket: The last one that it is known to have received; empty: none yet.
+        pending: The one given last. It counts beside `ticket` until it is known to have arrived: a link may break under
+            a welcome.
+        token: Digest of the token that it came in by.
+    """
+
+    identity: str
+    name: str
+    worker: WorkerId
+    ticket: str
+    pending: str
+    token: str
+
+
+class _Book(msgspec.Struct, frozen=True, kw_only=True):
+    """What a door keeps on disk beside its certificate."""
+
+    port: int
+    tokens: tuple[JoinToken, ...]
+    guests: tuple[Guest, ...]
+
+
+class Door:
+    """The tokens, identities and tickets of one run.
+
+    Args:
+        folder: Where to keep them; None: in memory, for runs that cannot be resumed.
+        clock: Tells when tokens expire.
+        reopen: Go on from what the folder holds, if it holds a door.
+
+    Raises:
+        StorageError: The folder cannot be read or written.
+    """
+
+    def __init__(self, folder: Path | None = None, *, clock: Clock | None = None, reopen: bool = False) -> None:
+        self._folder = folder
+        certificate, book = _read(folder) if folder is not None and reopen else (None, None)
+        self.certificate = certificate or make_identity()
+        self.port = book.port if book else 0
+        self._tokens = JoinTokens(clock, book.tokens if book else ())
+        self._guests = {guest.identity: guest for guest in book.guests} if book else {}
+        self._new: set[str] = set()
+        if folder is not None and certificate is None:
+            _write(folder, _CERTIFICATE, self.certificate)
+            self._save()  # no book of an older certificate must be found beside it
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of the certificate."""
+        return self.certificate.fingerprint
+
+    @property
+    def guests(self) -> tuple[Guest, ...]:
+        """Every device with an identity that was let in so far."""
+        return tuple(self._guests.values())
+
+    def opened(self, port: int) -> None:
+        """Remember the port that was opened."""
+        self.port = port
+        self._save()
+
+    def issue(self, *, uses: int = 1, minutes: float | None = None) -> str:
+        """A new token, good for `uses` devices and, if `minutes` are given, for so long."""
+        token = self._tokens.issue(uses=uses, minutes=minutes)
+        self._save()
+        return token
+
+    def knock(self, hello: Hello) -> WorkerId | None:
+        """Check who knocks, and take a use of its token if it was never in. `let_in` or `turn_away` must follow.
+
+        Returns:
+            The id that it had when it was in before; None: it is new.
+
+        Raises:
+            JoinRefusedError: A wrong, used or expired token, an identity that is not proven, or one that was copied.
+        """
+        guest = self._guests.get(hello.identity)
+        if hello.identity:
+            check_proof(
+                hello.identity,
+                hello.proof,
+                coordinator=self.fingerprint,
+                token=hello.token,
+                ticket=hello.ticket,
+                nonce=hello.fingerprint,
+            )
+        if guest is None:
+            self._tokens.redeem(hello.token)
+            return None
+        shown = hello.ticket.encode("utf-8", "surrogatepass")
+        if not any(hmac.compare_digest(shown, ticket.encode()) for ticket in (guest.ticket, guest.pending)):
+            raise JoinRefusedError(
+                f"the identity {short(hello.identity)} of {hello.name} was copied: {guest.name} has joined with it "
+                f"since this device did",
+                hint="let one of the two have an identity of its own: `coterie worker LINK --identity FILE` with a new "
+                "FILE; it then joins as a new device",
+            )
+        return guest.worker
+
+    def let_in(self, hello: Hello, worker: WorkerId) -> str:
+        """Write down that a device is in.
+
+        Returns:
+            Its fresh ticket; empty for a device without an identity.
+        """
+        if not hello.identity:
+            self._save()
+            return ""
+        old = self._guests.get(hello.identity)
+        if old is None:
+            self._new.add(hello.identity)
+        ticket = secrets.token_urlsafe(_TICKET_BYTES)
+        self._guests[hello.identity] = Guest(
+            identity=hello.identity,
+            name=hello.name,
+            worker=worker,
+            # What it has just shown is what it is sure to have.
+            ticket=hello.ticket if old else "",
+            pending=ticket,
+            token=old.token if old else digest_of(hello.token),
+        )
+        self._save()
+        return ticket
+
+    def heard(self, hello: Hello) -> None:
+        """A device has spoken after its welcome, so it has its ticket: from now on only that one counts."""
+        guest = self._guests.get(hello.identity)
+        if guest is not None and guest.ticket != guest.pending:
+            self._guests[hello.identity] = msgspec.structs.replace(guest, ticket=guest.pending)
+            self._save()
+
+    def turn_away(self, hello: Hello) -> None:
+        """Undo `knock` for a device that is not let in for another reason than what it showed."""
+        if hello.identity not in self._guests:
+            self._tokens.give_back(digest_of(hello.token))
+            self._save()
+
+    def left_early(self, hello: Hello) -> None:
+        """A device has left before the run began: its token is good for another one, which may be itself again."""
+        if hello.identity and hello.identity not in self._new:
+            return  # in from before a kill: it may come back, and its place is not given away
+        guest = self._guests.pop(hello.identity, None)
+        self._new.discard(hello.identity)
+        self._tokens.give_back(guest.token if guest else digest_of(hello.token))
+        self._save()
+
+    def _save(self) -> None:
+        if self._folder is not None:
+            _write(self._folder, _BOOK, _Book(port=self.port, tokens=self._tokens.known, guests=self.guests))
+
+
+async def speaks(link: StreamLink, within_s: float) -> bool:
+    """Whether a byte comes over a link in that time; not a second longer is waited if it ends."""
+    heard = link.bytes_received
+    for _ in range(max(round(within_s / _LISTEN_S), 1)):
+        await asyncio.sleep(_LISTEN_S)
+        if link.bytes_received != heard:
+            return True
+        if link.is_closed:
+            return False
+    return False
+
+
+def _write(folder: Path, name: str, content: msgspec.Struct) -> None:
+    try:
+        make_private_folder(folder)
+        write_private(folder / name, msgspec.json.encode(content))
+    except OSError as error:
+        raise StorageError(
+            f"cannot keep who may join in {folder}: {error.strerror or error}", hint="free some space there"
+        ) from error
+
+
+def _read(folder: Path) -> tuple[Identity | None, _Book | None]:
+    """What an earlier process kept. Without its certificate, what else it kept is of no use."""
+    try:
+        certificate = msgspec.json.decode((folder / _CERTIFICATE).read_bytes(), type=Identity)
+        book = msgspec.json.decode((folder / _BOOK).read_bytes(), type=_Book)
+    except FileNotFoundError:
+        return None, None
+    except (OSError, msgspec.DecodeError) as error:
+        log.warning("the door in %s cannot be read (%s): a new one is made, under a new link", folder, error)
+        return None, None
+    return certificate, book
