@@ -194,8 +194,10 @@ class _SetRuns:
 
     def _side_run(self, variant: Variant, seed: int, rank: int) -> VariantRun | None:
         def run() -> VariantRun:
-            is_read = self._setting.task == "summarization" and seed == self._wish.seeds[0] and rank == USUAL_RANK
-            texts = (self._jobs.slices.test, self._jobs.folder / f"{variant}-{rank}") if is_read else None
+            writes = self._setting.task == "summarization" and variant in {"eco", "neither"} and rank == USUAL_RANK
+            texts = None
+            if writes and seed == self._wish.seeds[0]:
+                texts = (self._jobs.slices.test, self._jobs.folder / f"{variant}-{rank}")
             found = run_side(variant, self._frozen(seed), self._device, self._setting, rank=rank, texts=texts)
             self._tell(f"{self._setting.name}: {variant}, rank {rank}, seed {seed} is done")
             return found
