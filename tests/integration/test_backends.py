@@ -179,7 +179,7 @@ def test_a_worker_process_under_an_enforced_memory_limit_gives_the_losses_of_tor
     assert "compute backends: torch (processor), opencl" in said
     assert "heads of 4 blocks are shared: torch 2, opencl 2" in said
     assert "not enforced" not in said
-    assert "board: a shared block takes" in watcher.explanation
+    assert "rows a shared block takes" in watcher.explanation
     (stage,) = watcher.plan.stages
     (summary,) = records(watcher, SummaryRecord)
     (device,) = summary.devices
