@@ -19,10 +19,13 @@ class Mailbox:
         self._frames: dict[Key, Frame] = {}
         self._changed = threading.Condition()
         self._error: CoterieError | None = None
+        self._is_closed = False
 
     def put(self, key: Key, frame: Frame) -> None:
         """Store a frame. A second one under the same key is a duplicate after a recovery and is dropped."""
         with self._changed:
+            if self._is_closed:
+                return
             self._frames.setdefault(key, frame)
             self._changed.notify_all()
 
@@ -33,7 +36,7 @@ class Mailbox:
             CoterieError: What `fail` was called with.
         """
         with self._changed:
-            while key not in self._frames:
+            while key not in self._frames or self._is_closed:
                 if self._error is not None:
                     raise self._error
                 self._changed.wait()
@@ -44,3 +47,10 @@ class Mailbox:
         with self._changed:
             self._error = self._error or error
             self._changed.notify_all()
+
+    def close(self, error: CoterieError) -> None:
+        """Fail with `error`, and give nothing out any more: what is here belongs to a plan that is over."""
+        with self._changed:
+            self._is_closed = True
+            self._frames.clear()
+        self.fail(error)

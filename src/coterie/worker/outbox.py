@@ -22,6 +22,7 @@ class Outbox:
         self._room = threading.Condition()
         self._error: CoterieError | None = None
         self._queue: asyncio.Queue[Frame] = asyncio.Queue()
+        self._abandoned = asyncio.Event()
         self._task = loop.create_task(self._send_all())
 
     def post(self, frame: Frame) -> None:
@@ -58,12 +59,31 @@ class Outbox:
 
     async def drain(self) -> None:
         """The same from the event loop."""
+        sent, abandoned = (self._loop.create_task(work) for work in (self._all_sent(), self._is_abandoned()))
+        try:
+            await asyncio.wait({sent, abandoned}, return_when=asyncio.FIRST_COMPLETED)
+            if sent.done():
+                sent.result()
+        finally:
+            sent.cancel()
+            abandoned.cancel()
+
+    async def _all_sent(self) -> None:
         await self._queue.join()
         await self._link.flush()
 
+    async def _is_abandoned(self) -> None:
+        await self._abandoned.wait()
+
     def cancel(self) -> None:
         """Stop sending; what is queued is lost."""
+        self._abandoned.set()
         self._task.cancel()
+
+    def abandon(self, error: CoterieError) -> None:
+        """Fail with `error` and stop sending, from the event loop; the link itself stays as it is."""
+        self.fail(error)
+        self.cancel()
 
     async def _send_all(self) -> None:
         while True:

@@ -1,0 +1,41 @@
+"""What a worker computes with: measured when a run asks for it, and shared among backends where that is faster."""
+
+from collections.abc import Callable
+
+from coterie.cluster.messages import Profiled, ProfileRequest
+from coterie.ids import WorkerId
+from coterie.worker.device import measured_device
+from coterie.worker.settings import WorkerSettings
+from coterie.worker.sharing import DeviceSharing
+
+
+class OwnDevice:
+    """This device and its compute backends, for as long as the worker's process lives.
+
+    Args:
+        settings: The owner's.
+        say: Tells the device's owner something.
+    """
+
+    def __init__(self, settings: WorkerSettings, say: Callable[[str], None]) -> None:
+        self.settings = settings
+        self.say = say
+        self._sharing: DeviceSharing | None = None
+        self._shares_at: Callable[[int], bool] = lambda _rows: False
+
+    def measured(self, request: ProfileRequest, worker: WorkerId) -> Profiled:
+        """What this device can do; takes its time. Backends are looked for only where they may take part."""
+        if self._sharing is None and self.settings.shares_layers:
+            self._sharing = DeviceSharing(self.settings, self.say)
+        measured = measured_device(self.settings, request, worker, sharing=self._sharing)
+        self._shares_at = measured.profile.shares_at
+        return measured
+
+    def sharing_at(self, rows: int) -> DeviceSharing | None:
+        """Its compute backends, if they are to share layers in micro-batches of `rows` rows."""
+        return self._sharing if self._shares_at(rows) else None
+
+    def close(self) -> None:
+        """End all backends. Idempotent."""
+        if self._sharing is not None:
+            self._sharing.close()

@@ -1,0 +1,288 @@
+"""A worker's stay with a coordinator: from its hello until the run is over for it, or the link is lost."""
+
+import asyncio
+import contextlib
+
+from coterie.cluster.message import Message
+from coterie.cluster.messages import (
+    CONTROL,
+    WEIGHTS,
+    Assign,
+    Generate,
+    Goodbye,
+    Heartbeat,
+    LinksMeasured,
+    MeasureLinks,
+    NormTotal,
+    ProfileRequest,
+    Refused,
+    RunSegment,
+    SaveState,
+    StageReady,
+    Stop,
+    Welcome,
+    control,
+    unpack,
+)
+from coterie.errors import CoterieError, NetworkError, ProtocolError, WorkerLostError, error_from_slug
+from coterie.ids import COORDINATOR, RunId, WorkerId
+from coterie.logs import get_logger
+from coterie.measure.budget import memory_budget
+from coterie.measure.process_memory import current_rss_bytes, limit_memory
+from coterie.profiles.cluster_profile import RESERVE_PERCENT, LinkProfile
+from coterie.transport.frame import Frame
+from coterie.transport.join_link import JoinLink
+from coterie.transport.server import FrameServer
+from coterie.transport.stream_link import StreamLink
+from coterie.units import format_bytes
+from coterie.worker.greeting import hello_of
+from coterie.worker.last_words import explained, failed
+from coterie.worker.outboxes import Outboxes
+from coterie.worker.own_device import OwnDevice
+from coterie.worker.peers import Peers
+from coterie.worker.seat import COMPUTE_END_S, Seat
+from coterie.worker.side_role import ServerRole
+
+log = get_logger(__name__)
+
+NEWS_S = 3.0
+"""How long a broken link waits for the coordinator's word: it knows which worker was lost, this one does not."""
+
+
+class Visit:
+    """One link to a coordinator, and what this worker does there.
+
+    Args:
+        device: What the worker computes with.
+        peers: Its direct links to other workers.
+        link: That to the coordinator, open.
+    """
+
+    def __init__(self, device: OwnDevice, peers: Peers, link: StreamLink) -> None:
+        self._settings = device.settings
+        self._say = device.say
+        self._device = device
+        self._peers = peers
+        self._link = link
+        self._loop = asyncio.get_running_loop()
+        self._ended: asyncio.Future[None] = self._loop.create_future()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._welcome = Welcome(worker=WorkerId(""), run=RunId(""), heartbeat_s=2.0, silence_limit_s=30.0)
+        self._seat: Seat | None = None
+        self._outboxes = Outboxes(link, {})
+        self._server: ServerRole | None = None
+        if self._settings.role == "server":
+            self._server = ServerRole(
+                self._settings,
+                self._say,
+                self._outboxes.to(COORDINATOR),
+                fail_from_thread=self._fail_from_thread,
+                leave=self._leave,
+            )
+
+    async def run(self, join: JoinLink, server: FrameServer) -> None:
+        """Join and work until the run is over.
+
+        Raises:
+            CoterieError: Refused, lost the coordinator, or failed.
+        """
+        try:
+            await self._greet(join, server)
+            self._spawn(self._read_coordinator())
+            self._spawn(self._beat())
+            await self._ended
+        except CoterieError as error:
+            await self._report(failed(error))
+            raise
+        except asyncio.CancelledError:
+            await self._report(Goodbye(reason="stopped by its owner"))
+            raise
+        finally:
+            await self._close()
+
+    async def _greet(self, join: JoinLink, server: FrameServer) -> None:
+        settings = self._settings
+        budget = memory_budget(settings.memory_bytes, device_type=settings.device_type)
+        if settings.enforce_memory and settings.memory_bytes and not limit_memory(settings.memory_bytes):
+            self._say(
+                f"the memory limit is planned with but not enforced: this system cannot, or the worker's own "
+                f"{format_bytes(current_rss_bytes())} are more"
+            )
+        await self._send(hello_of(settings, join, server, budget.bytes))
+        frame = await self._link.receive()
+        answer = unpack(frame.header.body) if frame.header.kind == CONTROL else None
+        match answer:
+            case Welcome():
+                self._welcome = answer
+                self._say(f"joined run {answer.run} as {answer.worker} ({budget.why}; {RESERVE_PERCENT} % kept back)")
+            case Refused(slug=slug, message=message, hint=hint):
+                raise error_from_slug(slug, message, hint)
+            case _:
+                raise ProtocolError(f"the coordinator answered a hello with a {frame.header.kind} frame")
+
+    async def _read_coordinator(self) -> None:
+        while True:
+            frame = await self._next_frame()
+            if self._server is not None and await self._server.takes(frame, self._welcome.worker):
+                continue
+            if frame.header.kind == CONTROL:
+                await self._handle(unpack(frame.header.body), frame)
+            elif frame.header.kind == WEIGHTS:
+                await self._take_weights(frame)
+            else:
+                self.take_data(frame)
+
+    async def _next_frame(self) -> Frame:
+        """The coordinator's next frame. Silence is a link on which no byte moves: large frames take their time."""
+        limit_s = self._welcome.silence_limit_s
+        while True:
+            received = self._link.bytes_received
+            try:
+                async with asyncio.timeout(limit_s):
+                    return await self._link.receive()
+            except TimeoutError:
+                if self._link.bytes_received == received:
+                    raise NetworkError(
+                        f"the coordinator has been silent for {limit_s:.0f} s",
+                        hint="check the network and the coordinator's machine",
+                    ) from None
+
+    async def _handle(self, message: object, frame: Frame) -> None:
+        match message:
+            case Heartbeat():
+                pass
+            case ProfileRequest():
+                self._spawn(self._profile(message))
+            case MeasureLinks():
+                self._peers.expect(message.run, message.peer_token)
+                self._spawn(self._measure_links(message))
+            case Assign():
+                self._accept(message)
+            case RunSegment() | Generate() | SaveState() if self._seat is not None and self._seat.is_built:
+                self._seat.submit(message)
+            case NormTotal() if self._seat is not None:
+                self._seat.put_total(message, frame)
+            case Stop(reason=reason):
+                self._say(f"the run is over{f': {reason}' if reason else ''}")
+                if self._server is None or not self._server.is_alone:
+                    self._leave()
+                with contextlib.suppress(CoterieError):  # the coordinator may have closed the link already
+                    await self._send(Goodbye(reason=reason))
+            case _:
+                raise ProtocolError(f"the coordinator sent {type(message).__name__}, which a worker has no use for now")
+
+    async def _profile(self, request: ProfileRequest) -> None:
+        self._say("measuring this device")
+        await self._send(await asyncio.to_thread(self._device.measured, request, self._welcome.worker))
+
+    async def _measure_links(self, request: MeasureLinks) -> None:
+        links: list[LinkProfile] = []
+        failures: list[str] = []
+        for address in request.peers:
+            try:
+                if not self._settings.direct_links:
+                    raise NetworkError("its owner allows no direct links")
+                links.extend(await self._peers.dial(address, self._welcome.worker))
+            except CoterieError as error:
+                failures.append(f"{address.worker}: {error.message}")
+                log.info("no direct link to %s: %s", address.worker, error.message)
+        await self._send(LinksMeasured(links=tuple(links), failures=tuple(failures)))
+
+    def _accept(self, assign: Assign) -> None:
+        self._seat = Seat(
+            self._welcome.worker,
+            assign,
+            self._device,
+            Outboxes(self._link, self._peers.links),
+            on_failure=self._fail_from_thread,
+        )
+        self._say(self._seat.layers)
+
+    async def _take_weights(self, frame: Frame) -> None:
+        seat = self._seat
+        if seat is None:
+            raise ProtocolError("weights came that no stage waits for")
+        if seat.take_weights(frame):
+            await seat.build()
+            stage, stages = seat.assign.stage, seat.assign.plan.stages
+            after = stages[stage + 1].worker if stage + 1 < len(stages) else None
+            link_to_next = "" if after is None else self._peers.carriers.get(after, "relayed")
+            await self._send(StageReady(stage=stage, link_to_next=link_to_next))
+
+    def take_data(self, frame: Frame) -> None:
+        """Take a frame with tensors, from the coordinator or over a direct link."""
+        if self._server is not None:
+            self._server.take_data(frame)
+        elif self._seat is None:
+            log.info("a %s frame came before there was a stage", frame.header.kind)
+        else:
+            self._seat.take_data(frame)
+
+    def peer_lost(self, worker: WorkerId, error: CoterieError) -> None:
+        """A direct link has ended."""
+        if self._seat is not None and self._seat.has_neighbour(worker):
+            self._fail_later(WorkerLostError(f"the link to {worker} ended: {error.message}"))
+
+    def _fail_later(self, error: CoterieError) -> None:
+        """Fail unless the coordinator ends the run before."""
+        self._loop.call_later(NEWS_S, self._fail, error)
+
+    async def _beat(self) -> None:
+        with contextlib.suppress(CoterieError):  # the link is gone: its reader says why, after what came before
+            while True:
+                await asyncio.sleep(self._welcome.heartbeat_s)
+                await self._send(Heartbeat(rss_bytes=current_rss_bytes()))
+
+    async def _send(self, message: Message) -> None:
+        await self._link.send(control(message, source=self._welcome.worker))
+
+    def _spawn(self, work: "asyncio._CoroutineLike[None]") -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._task_done)
+
+    def _task_done(self, task: "asyncio.Task[None]") -> None:
+        self._tasks.discard(task)
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        if self._server is not None and self._server.is_alone and isinstance(error, NetworkError):
+            self._say("the coordinator has left")
+        else:
+            self._fail(explained(error))
+
+    def _fail_from_thread(self, error: CoterieError) -> None:
+        is_link = isinstance(error, NetworkError | WorkerLostError)
+        self._loop.call_soon_threadsafe(self._fail_later if is_link else self._fail, error)
+
+    def _leave(self) -> None:
+        """End the worker in order."""
+        if not self._ended.done():
+            self._ended.set_result(None)
+
+    def _fail(self, error: CoterieError) -> None:
+        """End the worker with an error."""
+        if self._seat is not None:
+            self._seat.wake(error)
+        self._outboxes.fail(error)
+        if not self._ended.done():
+            self._ended.set_exception(error)
+
+    async def _report(self, message: Message) -> None:
+        """Tell the coordinator why this worker ends; it may be gone itself."""
+        if self._welcome.worker:
+            with contextlib.suppress(CoterieError, TimeoutError):
+                async with asyncio.timeout(5):
+                    await self._send(message)
+
+    async def _close(self) -> None:
+        leaving = NetworkError("the worker is leaving")
+        if self._seat is not None:
+            await self._seat.end(leaving)
+        if self._server is not None:
+            self._outboxes.fail(leaving)
+            await asyncio.to_thread(self._server.end, COMPUTE_END_S)
+        for task in tuple(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._outboxes.abandon(leaving)
+        await self._link.close()
