@@ -1,0 +1,79 @@
+"""Several hosts on one machine: a coordinator and workers in processes of their own, joined by links one can spoil."""
+
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from testbed.carriers import Carrier, RelayCarrier
+from testbed.host import Host, HostSettings
+from testbed.launching import Launch, Nursery, launch
+from testbed.programs import CoordinatorProgram
+
+
+class Bed:
+    """A coordinator and its hosts. Use it in a `with`; what still runs at the end is ended.
+
+    Args:
+        folder: Everything is kept here: each program's log and state.
+        carrier: What lies between them; a relay by default.
+        nursery: Forks the programs from a process that has imported all, where the carrier lets them run anywhere.
+    """
+
+    def __init__(self, folder: Path, carrier: Carrier | None = None, nursery: Nursery | None = None) -> None:
+        self.folder = folder
+        self.carrier = carrier or RelayCarrier()
+        self._nursery = nursery
+        self.hosts: dict[str, Host] = {}
+        self.coordinator: CoordinatorProgram | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def add(self, settings: HostSettings) -> Host:
+        """One more host; it does not run yet."""
+        folder = self.folder / settings.name
+        line = self.carrier.line(settings.name)
+        host = Host(settings, line, folder, self._launch(line.prefix))
+        self.hosts[settings.name] = host
+        return host
+
+    def begin(self, words: list[str], hosts: Sequence[HostSettings]) -> CoordinatorProgram:
+        """Start a run with these hosts: the coordinator, then the workers, which join by its link.
+
+        Args:
+            words: Flags of `coterie train`; output, host and number of workers are added.
+            hosts: Who takes part from the beginning.
+        """
+        self.coordinator = CoordinatorProgram(
+            words,
+            self.folder / "run",
+            host=self.carrier.host,
+            workers=len(hosts),
+            folder=self.folder / "coordinator",
+            launch=self._launch(self.carrier.prefix),
+        )
+        self.coordinator.start()
+        link = self.coordinator.join_link()
+        for settings in hosts:
+            self.add(settings).start(link)
+        return self.coordinator
+
+    def _launch(self, prefix: tuple[str, ...]) -> Launch:
+        if self._nursery is not None and not prefix:
+            return self._nursery.launch
+        return functools.partial(launch, prefix=prefix)
+
+    def close(self) -> None:
+        """End whatever still runs."""
+        if self.coordinator is not None:
+            self.coordinator.end()
+        for host in self.hosts.values():
+            host.end()
+        self.carrier.close()
