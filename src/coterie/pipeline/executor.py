@@ -67,6 +67,9 @@ class StageExecutor:
         self._task = task
         self._ports = ports
         self._settings = settings
+        self.recompute = settings.recompute
+        """May be set from another thread at any time, and holds from the next forward on: what is in flight already is
+        finished as it was begun, and no number depends on it."""
         self._throttle = throttle
         self._backends = backends
         self._clock: Clock = SystemClock()
@@ -209,7 +212,7 @@ class StageExecutor:
         inputs = {name: tensor.to(self._device) for name, tensor in batch.inputs.items()}
         key = RandomKey(self._settings.seed, batch.step, batch.micro_batch)
         with torch.set_grad_enabled(keeps_graph):
-            return self._stage.forward(inputs, hidden, key, recompute=self._settings.recompute and keeps_graph)
+            return self._stage.forward(inputs, hidden, key, recompute=self.recompute and keeps_graph)
 
     def _backward(self, action: Action, tally: StepTally) -> None:
         record = self._in_flight.pop((action.step, action.micro_batch))

@@ -14,15 +14,27 @@ class Throttle:
     """
 
     def __init__(self, speed: float, *, sleep: Callable[[float], None] = time.sleep) -> None:
-        """Take `speed` as a fraction of this machine's core, in (0, 1]."""
-        assert 0 < speed <= 1
-        self._speed = speed
+        """Take `speed` as a fraction of this machine's core, in (0, 1]; at 1 nothing is slowed."""
+        self.speed = speed
         self._sleep = sleep
         self._credit_s = 0.0
 
+    @property
+    def speed(self) -> float:
+        """May be set from another thread at any time; it holds from the next action's end on."""
+        return self._speed
+
+    @speed.setter
+    def speed(self, speed: float) -> None:
+        assert 0 < speed <= 1
+        self._speed = speed
+
     def settle(self, *, wall_s: float, cpu_s: float, now: Callable[[], float]) -> None:
         """Sleep for what an action of `cpu_s` that took `wall_s` lacks; what a sleep overshoots is credited."""
-        rest_s = cpu_s / self._speed - wall_s - self._credit_s
+        speed = self._speed
+        if speed == 1:  # backends beside the compute thread may take more CPU time than wall time passes
+            return
+        rest_s = cpu_s / speed - wall_s - self._credit_s
         if rest_s <= 0:
             self._credit_s = min(-rest_s, self._credit_s)
             return

@@ -42,3 +42,15 @@ def test_full_speed_never_sleeps() -> None:
     throttle, slept = _throttle(1.0, clock)
     throttle.settle(wall_s=1.0, cpu_s=1.0, now=clock.now)
     assert slept == []
+
+
+def test_the_speed_may_change_while_it_runs_and_full_speed_ignores_backends_beside_the_thread() -> None:
+    clock = FakeClock()
+    throttle, slept = _throttle(1.0, clock)
+    throttle.settle(wall_s=1.0, cpu_s=3.0, now=clock.now)
+    assert slept == []
+    throttle.speed = 0.25
+    throttle.settle(wall_s=1.0, cpu_s=1.0, now=clock.now)
+    throttle.speed = 0.5
+    throttle.settle(wall_s=1.0, cpu_s=1.0, now=clock.now)
+    assert (throttle.speed, slept) == (0.5, [pytest.approx(3.0), pytest.approx(1.0)])
