@@ -13,7 +13,9 @@ from coterie.api.forward import (
 from coterie.api.planning import Planned, measure_facts, plan_run
 from coterie.api.profiling import BackendsProfile, ProfileWish, profile_compute
 from coterie.api.quiet import QuietObserver
-from coterie.api.training import EVENTS, MODEL, PLOT, RECIPE, SUMMARY, FinetuneResult, finetune, train
+from coterie.api.training import FinetuneResult, finetune, train
+from coterie.coordinator.run_control import RunControl
+from coterie.coordinator.run_folder import EVENTS, MODEL, PLOT, RECIPE, SUMMARY
 
 __all__ = [
     "EVENTS",
@@ -30,6 +32,7 @@ __all__ = [
     "Prediction",
     "ProfileWish",
     "QuietObserver",
+    "RunControl",
     "audit",
     "evaluate",
     "finetune",

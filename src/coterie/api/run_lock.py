@@ -8,9 +8,8 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from coterie.coordinator.preflight import cannot_write
+from coterie.coordinator.run_folder import LOCK
 from coterie.errors import UsageError
-
-LOCK = "run.lock"
 
 
 @contextlib.contextmanager

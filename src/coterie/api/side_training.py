@@ -10,6 +10,7 @@ from coterie import __version__
 from coterie.checkpoint.export import check_out_folder
 from coterie.checkpoint.export_record import ExportRecord
 from coterie.config.recipe import LocalWorker, Recipe
+from coterie.coordinator.desk import RunDesk
 from coterie.coordinator.job import Job, prepare_job
 from coterie.coordinator.observer import RunObserver
 from coterie.coordinator.side_assignment import side_terms
@@ -72,13 +73,20 @@ def run_side(job: Job, record: SideRunRecord | None, observer: RunObserver, sink
     """
     folder = Path(job.recipe.run.output)
     kept = Path(job.recipe.side.cache_folder or folder / CACHE_FOLDER)
+    desk = RunDesk(job.run, folder)
+    desk.pausing.refuse("the server of a side-tuning run trains by itself")
     with (
         contextlib.closing(Fanout(sinks)) as written,
         LocalFront(
-            job.recipe.cluster, observer, sinks=written, log_folder=folder / "workers", cache_folder=kept
+            job.recipe.cluster,
+            desk.watching(observer),
+            sinks=written,
+            log_folder=folder / "workers",
+            cache_folder=kept,
         ) as front,
     ):
         run = SideRun(job, front, record=record)
+        run.session.open_desk(desk)
         front.end_with = run.end_with
         return asyncio.run(run.execute())
 

@@ -20,10 +20,12 @@ from coterie.config.loading import load_recipe
 from coterie.config.recipe import Recipe
 from coterie.config.writing import recipe_to_toml
 from coterie.coordinator.bookkeeping import summary_json
+from coterie.coordinator.desk import RunDesk
 from coterie.coordinator.job import Job, prepare_job, short_name
 from coterie.coordinator.observer import RunObserver
 from coterie.coordinator.preflight import cannot_write, check_run_folder
 from coterie.coordinator.run import RunOutcome, TrainingRun, check_resumable
+from coterie.coordinator.run_folder import EVENTS, MODEL, PLOT, RECIPE, SUMMARY
 from coterie.errors import CheckpointError
 from coterie.ids import RunId
 from coterie.local import LocalFront
@@ -32,12 +34,6 @@ from coterie.metrics.plot import plot_run
 from coterie.metrics.records import EvaluationRecord, SummaryRecord
 from coterie.metrics.sinks import Fanout, Sink, TensorBoardSink
 from coterie.planner.plan import Plan
-
-EVENTS = "events.jsonl"
-PLOT = "training.png"
-MODEL = "model"
-RECIPE = "recipe.toml"
-SUMMARY = "summary.json"
 
 
 class FinetuneResult(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -138,9 +134,11 @@ def _train_side(recipe: Recipe, observer: RunObserver) -> FinetuneResult:
 def _execute(
     job: Job, observer: RunObserver, sinks: Sink, store: CheckpointStore, checkpoint: Checkpoint | None
 ) -> RunOutcome:
-    folder = Path(job.recipe.run.output) / "workers"
-    with LocalFront(job.recipe.cluster, observer, sinks=sinks, log_folder=folder) as front:
+    folder = Path(job.recipe.run.output)
+    desk = RunDesk(job.run, folder)
+    with LocalFront(job.recipe.cluster, desk.watching(observer), sinks=sinks, log_folder=folder / "workers") as front:
         run = TrainingRun(job, front, store)
+        run.session.open_desk(desk)
         front.end_with = run.session.end_with
         return asyncio.run(run.execute(checkpoint))
 

@@ -11,7 +11,24 @@ from collections.abc import Sequence
 from typing import Protocol, TextIO
 
 from coterie import __version__, logs
-from coterie.cli import audit, demo, doctor, evaluate, export, init, plan, predict, profile, train, verify, worker
+from coterie.cli import (
+    audit,
+    demo,
+    doctor,
+    evaluate,
+    export,
+    go_on,
+    init,
+    pause,
+    plan,
+    predict,
+    profile,
+    status,
+    stop,
+    train,
+    verify,
+    worker,
+)
 from coterie.cli.failures import report
 from coterie.cli.parser import Parser, add_common_flags
 
@@ -28,7 +45,11 @@ class Verb(Protocol):
         ...
 
 
-VERBS: tuple[Verb, ...] = (demo, init, plan, train, worker, evaluate, predict, export, verify, audit, profile, doctor)
+VERBS: tuple[Verb, ...] = (
+    *(demo, init, plan, train, worker),
+    *(status, pause, go_on, stop),
+    *(evaluate, predict, export, verify, audit, profile, doctor),
+)
 """In the order of the help page."""
 
 

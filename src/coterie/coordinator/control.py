@@ -13,6 +13,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from coterie import __version__
+from coterie.cluster.control_messages import Refusal, StopWish
 from coterie.errors import CoterieError
 from coterie.logs import get_logger
 from coterie.metrics.status import RunStatus
@@ -41,20 +42,6 @@ class Controls(Protocol):
     def request_stop(self, *, now: bool) -> None:
         """End with a checkpoint, or at once."""
         ...
-
-
-class StopWish(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Body of `POST /v1/stop`."""
-
-    now: bool = False
-
-
-class Refusal(msgspec.Struct, frozen=True, kw_only=True):
-    """Body of an answer that is no status: what the run could not do, and why."""
-
-    slug: str
-    message: str
-    hint: str = ""
 
 
 def front_page() -> web.Application:
