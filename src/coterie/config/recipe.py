@@ -357,6 +357,24 @@ class ClusterSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             description="Measure every device anew instead of using the speeds that its worker has kept from earlier."
         ),
     ] = False
+    token_uses: Annotated[
+        PositiveInt | None,
+        Meta(
+            description="How many new devices may join by one link. Default: as many as the run starts with, and as "
+            "many again while it trains. A device that was in comes back without a use."
+        ),
+    ] = None
+    token_minutes: Annotated[
+        Annotated[float, Meta(gt=0)] | None,
+        Meta(description="Minutes for which new devices may join by the link. Default: until the run ends."),
+    ] = None
+    announce: Annotated[
+        bool,
+        Meta(
+            description="Announce the run in the local network (mDNS), so that `coterie worker` finds it without a "
+            'link; the token must be typed in. Needs `pip install "coterie[discovery]"`.'
+        ),
+    ] = False
     join_timeout_s: Annotated[float, Meta(gt=0, description="Seconds to wait for the workers to join.")] = 600.0
     heartbeat_s: Annotated[float, Meta(gt=0, description="Seconds between a worker's signs of life.")] = 2.0
     heartbeat_timeout_s: Annotated[

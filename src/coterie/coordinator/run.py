@@ -3,6 +3,7 @@
 import asyncio
 import importlib.metadata
 import math
+from pathlib import Path
 
 import msgspec
 
@@ -13,6 +14,7 @@ from coterie.checkpoint.resume import check_resume
 from coterie.checkpoint.store import CheckpointStore
 from coterie.clock import Clock
 from coterie.coordinator.bookkeeping import Bookkeeper
+from coterie.coordinator.door import DOOR, Door
 from coterie.coordinator.evaluation import evaluate_split
 from coterie.coordinator.feeders import TrainingFeeder
 from coterie.coordinator.job import Job
@@ -49,7 +51,9 @@ class TrainingRun:
         self._job = job
         self._observer = observer
         self._store = store
-        self.session = Session(job, observer, clock=clock)
+        run = job.recipe.run
+        door = Door(Path(run.output) / DOOR, clock=clock, reopen=run.resume)
+        self.session = Session(job, observer, clock=clock, door=door)
 
     async def execute(self, resume_from: Checkpoint | None = None) -> RunOutcome:
         """Run to the end.

@@ -20,7 +20,7 @@ from coterie.coordinator.planning import make_job_plan
 from coterie.coordinator.shards import ShardSource, send_stage
 from coterie.coordinator.side_spec import backbone_spec
 from coterie.coordinator.stopping import StopRequests
-from coterie.errors import CoterieError, InterruptedRunError, ProtocolError, WorkerLostError
+from coterie.errors import CoterieError, InterruptedRunError, NetworkError, ProtocolError, WorkerLostError
 from coterie.ids import WorkerId
 from coterie.jobs.model_spec import ModelSpec
 from coterie.jobs.roles import WorkerRole
@@ -29,6 +29,7 @@ from coterie.planner.plan import Plan
 from coterie.profiles.cluster_profile import ClusterProfile
 from coterie.transport.addresses import own_addresses
 from coterie.transport.join_link import JoinLink
+from coterie.transport.listening import check_port
 from coterie.transport.server import FrameServer
 
 _T = TypeVar("_T")
@@ -90,7 +91,7 @@ class Session:
         farewell = "finished"
         try:
             with self.stop.listening(task):
-                await self._server.start(self._cluster.listen_host, self._cluster.port)
+                await self._open_port()
                 if self.desk is not None:
                     self.desk.open(self._cluster.listen_host, self._server.port, self._server.fingerprint)
                 return await work()
@@ -114,6 +115,18 @@ class Session:
             await self.members.dismiss(Stop(reason=farewell))
             await self._server.close()
 
+    async def _open_port(self) -> None:
+        """The port that the recipe says, else the one that workers of a killed coordinator still dial, else any."""
+        host, port = self._cluster.listen_host, self._cluster.port
+        if not port and self.door.port:
+            try:
+                check_port(host, self.door.port)
+                port = self.door.port
+            except NetworkError as error:
+                self._observer.notice(f"{error.message}: another port is opened, and workers need the new join link")
+        await self._server.start(host, port)
+        self.door.opened(self._server.port)
+
     async def gather(self) -> None:
         """Publish the join link and wait for the workers."""
         wanted = self._cluster.workers_expected
@@ -122,7 +135,7 @@ class Session:
             hosts=("127.0.0.1",) if local else own_addresses(),
             port=self._server.port,
             fingerprint=self._server.fingerprint,
-            token=self.door.issue(uses=wanted),
+            token=self.door.issue(uses=self._cluster.token_uses or 2 * wanted, minutes=self._cluster.token_minutes),
         )
         self._observer.joinable(join.to_text())
         self._observer.notice(f"waiting for {wanted} worker{'s' if wanted > 1 else ''}")
