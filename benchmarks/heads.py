@@ -7,6 +7,7 @@ its backends wherever several work at once.
 """
 
 import os
+import statistics
 import sys
 import tempfile
 from pathlib import Path
@@ -29,6 +30,11 @@ def layers(report: Report, rounds: int, budget_s: float) -> dict[str, dict[str, 
         with LayerBench(shape, ROWS, TOKENS, budget_s) as bench:
             found[shape] = {part: bench.compare(part, rounds) for part in ("attention", "layer")}
             report.note(f"{shape}: {bench.allocation_in_words}")
+            low, middle, high = statistics.quantiles(bench.scalings, n=4)
+            report.note(
+                f"between the rounds of {shape} two plain matrix loops at once did {middle:.2f} times the work of one "
+                f"(quartiles {low:.2f} and {high:.2f}; 2 on a machine that is free)"
+            )
     rows = [
         (
             f"{shape}, {part}",

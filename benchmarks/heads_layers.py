@@ -2,6 +2,7 @@
 
 import statistics
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -33,6 +34,7 @@ from made_up import SHAPES as MADE_UP
 SHAPES = ("bert-base", "minilm")
 OTHER = "opencl"
 WARM_UP = 2
+_LOOP_SIZE, _LOOPS = 384, 20
 
 _T = TypeVar("_T")
 
@@ -98,6 +100,7 @@ class LayerBench:
     def __init__(self, shape: str, rows: int, tokens: int, budget_s: float, *, slow_down: float = 1) -> None:
         torch.set_num_threads(1)
         self._folder = tempfile.TemporaryDirectory()
+        self.scalings: list[float] = []
         config = BertConfig(**MADE_UP[shape], attention_probs_dropout_prob=0.0, hidden_dropout_prob=0.0)
         self._spec = ModelSpec(config_json=config.to_json_string(), auto_class="AutoModelForTokenClassification")
         found = find_backends(1, ("torch", OTHER, "numpy"))
@@ -147,6 +150,7 @@ class LayerBench:
         """Alternating, after a warm-up of each."""
         seconds: list[list[float]] = [[], [], []]
         for number in range(WARM_UP + rounds):
+            self.scalings.append(two_loops_scaling())
             for stage, found in zip(self._stages, seconds, strict=True):
                 taken_s = self._once(stage, part)
                 if number >= WARM_UP:
@@ -176,6 +180,26 @@ class LayerBench:
 
     def _layer(self, stage: StageModule, hidden: Tensor) -> Tensor:
         return stage.forward(self._inputs, hidden, RandomKey(0, 0, 0))
+
+
+def two_loops_scaling() -> float:
+    """How much more two threads multiply than one at this moment: what the machine gives, whatever code runs on it."""
+    matrix = torch.ones(_LOOP_SIZE, _LOOP_SIZE)
+
+    def loop() -> None:
+        for _ in range(_LOOPS):
+            torch.mm(matrix, matrix)
+
+    start_s = time.perf_counter()
+    loop()
+    one_s = time.perf_counter() - start_s
+    threads = [threading.Thread(target=loop) for _ in range(2)]
+    start_s = time.perf_counter()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return 2 * one_s / (time.perf_counter() - start_s)
 
 
 def _attention(stage: StageModule, hidden: Tensor) -> Tensor:
