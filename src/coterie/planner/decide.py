@@ -10,6 +10,7 @@ from coterie.planner.plan import Plan, StageAssignment
 from coterie.planner.problem import Problem, StageChoice, unit_seconds
 from coterie.planner.request import PlanRequest, validate
 from coterie.planner.search import Candidate
+from coterie.planner.settle import settle
 from coterie.planner.shortfall import does_not_fit
 from coterie.planner.timing import simulated_step_s, stage_times
 from coterie.profiles.cluster_profile import DeviceProfile
@@ -20,8 +21,8 @@ def make_plan(request: PlanRequest) -> Plan:
 
     Searches all cuts, device orders and subsets, micro-batch counts (unless fixed), depths, recomputation, allocators
     and codecs exactly, for the seconds of a step (formula: see `problem`) or for the fullest device's memory (ties:
-    less time). Of plans within 2 % the one with fewer devices is taken. `predicted_step_s` is the schedule simulated
-    with the stages' seconds.
+    less time). Of plans within 2 % the one with fewer devices is taken, or where one stands the one that moves least.
+    `predicted_step_s` is the schedule simulated with the stages' seconds.
 
     Raises:
         RecipeError: The request makes no sense.
@@ -32,6 +33,7 @@ def make_plan(request: PlanRequest) -> Plan:
     candidate = choose(narrowed)
     if candidate is None:
         raise does_not_fit(narrowed)
+    candidate = settle(narrowed, candidate)
     fastest, alone_s = _fastest_alone(request)
     alone_peak = _peak_alone(request, fastest)
     return Plan(
@@ -82,6 +84,12 @@ def repredicted(plan: Plan, request: PlanRequest) -> Plan:
 
     Every worker of the plan must be in the cluster.
     """
+    candidate = as_candidate(plan, request)
+    return msgspec.structs.replace(plan, stages=_assignments(candidate), predicted_step_s=simulated_step_s(candidate))
+
+
+def as_candidate(plan: Plan, request: PlanRequest) -> Candidate:
+    """A plan's decisions, with what the formula says about them on the request's cluster."""
     problem = Problem(request, plan.micro_batches)
     places = {device.worker: number for number, device in enumerate(problem.devices)}
     stages = tuple(
@@ -96,8 +104,7 @@ def repredicted(plan: Plan, request: PlanRequest) -> Plan:
         )
         for stage in plan.stages
     )
-    candidate = Candidate(problem, stages, problem.cost(stages))
-    return msgspec.structs.replace(plan, stages=_assignments(candidate), predicted_step_s=simulated_step_s(candidate))
+    return Candidate(problem, stages, problem.cost(stages))
 
 
 def _fastest_alone(request: PlanRequest) -> tuple[DeviceProfile, float]:

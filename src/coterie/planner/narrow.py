@@ -11,7 +11,9 @@ MOST_DEVICES = 10
 """An exact search doubles with every device: under a second for 8, a few seconds for 10."""
 
 FASTEST = 7
-"""Of more devices the fastest this many are looked at, and of the others those with most memory."""
+"""Of more devices the fastest this many are looked at, and of the others those with most memory.
+
+Those that alone may hold the ends come before the fastest."""
 
 
 def narrow(request: PlanRequest) -> tuple[PlanRequest, tuple[LeftOut, ...]]:
@@ -26,7 +28,8 @@ def narrow(request: PlanRequest) -> tuple[PlanRequest, tuple[LeftOut, ...]]:
         def seconds(device: DeviceProfile) -> float:
             return sum(sum(unit_seconds(device, layer, 1)) for layer in request.model.layers)
 
-        by_speed = sorted(devices, key=seconds)
+        owners = set(request.owner_workers)
+        by_speed = sorted(devices, key=lambda device: (device.worker not in owners, seconds(device)))
         by_memory = sorted(by_speed[FASTEST:], key=lambda device: device.base_bytes - device.memory_bytes)
         chosen = {device.worker for device in by_speed[:FASTEST] + by_memory[: MOST_DEVICES - FASTEST]}
         kept = [device for device in devices if device.worker in chosen]

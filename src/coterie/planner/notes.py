@@ -145,6 +145,11 @@ def _about_schedule(candidate: Candidate) -> Iterator[str]:
             yield f"stash: the first stage's gradients are {counted(stale, 'update')} old; clipping is per stage"
     if problem.kind == "2bw":
         yield "2bw: every gradient is one update old"
+    if problem.request.owner_workers:
+        ends = [
+            problem.devices[stage.device].name for stage in dict.fromkeys((candidate.stages[0], candidate.stages[-1]))
+        ]
+        yield f"token ids and labels stay on {' and '.join(ends)}"
     if split and tied_is_trained(problem.model) and problem.kind != "forward":
         yield "first and last stage both hold the tied matrix and exchange its gradient each step"
 

@@ -38,6 +38,11 @@ class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):
         min_stages, max_stages: Bounds on the number of devices used.
         fixed_stages: Cuts and devices that the user prescribes (for comparisons such as the equal split); the planner
             then chooses only what is left: depth, recomputation, allocator, codecs.
+        keep: Stages of a plan that stands: of plans that are equal to anybody who measures them the one is taken that
+            moves least.
+        in_order: Workers whose stages, if they get any, must follow each other in this order.
+        owner_workers: Workers of whoever owns the data: first and last stage are on one of these each, so that no
+            others are sent token ids and labels. Empty: on any.
         kept_rows: Rows of a generation that are under way at once (0 in every other run).
         version: Of the plan to be made; a re-plan counts up.
     """
@@ -56,6 +61,9 @@ class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):
     min_stages: int = 1
     max_stages: int | None = None
     fixed_stages: tuple[FixedStage, ...] | None = None
+    keep: tuple[FixedStage, ...] = ()
+    in_order: tuple[WorkerId, ...] = ()
+    owner_workers: tuple[WorkerId, ...] = ()
     kept_rows: int = 0
     version: int = 1
 
@@ -83,10 +91,19 @@ def validate(request: PlanRequest) -> None:
         f"{request.min_stages} stages need as many devices and units; there are {len(workers)} and {units}": (
             request.min_stages > min(len(workers), units)
         ),
+        f"the stages to keep do not cover units 0 to {units} once, in order": (
+            bool(request.keep) and not _cover(request.keep, units)
+        ),
+        "none of the devices that own the data is there": (
+            bool(request.owner_workers) and not set(request.owner_workers) & set(workers)
+        ),
     }
     wrong = [mistake for mistake, made in checks.items() if made]
     if request.fixed_stages is not None:
         wrong += _mistakes_of_fixed_stages(request.fixed_stages, workers, units)
+        ends = {stage.worker for stage in (*request.fixed_stages[:1], *request.fixed_stages[-1:])}
+        if request.owner_workers and not ends <= set(request.owner_workers):
+            wrong.append("first and last of the fixed stages are not both on devices that own the data")
     if wrong:
         raise RecipeError("this plan cannot be made: " + "; ".join(wrong), hint="mend these settings")
 
@@ -95,8 +112,12 @@ def _mistakes_of_fixed_stages(stages: tuple[FixedStage, ...], workers: list[Work
     wrong = [f"stage on unknown worker {stage.worker}" for stage in stages if stage.worker not in workers]
     if len({stage.worker for stage in stages}) < len(stages):
         wrong.append("a device has two of the fixed stages")
-    edges = [0] + [stage.stop_unit for stage in stages]
-    starts = [stage.first_unit for stage in stages] + [units]
-    if edges != starts or any(stage.first_unit >= stage.stop_unit for stage in stages):
+    if not _cover(stages, units):
         wrong.append(f"the fixed stages do not cover units 0 to {units} once, in order")
     return wrong
+
+
+def _cover(stages: tuple[FixedStage, ...], units: int) -> bool:
+    edges = [0] + [stage.stop_unit for stage in stages]
+    starts = [stage.first_unit for stage in stages] + [units]
+    return edges == starts and all(stage.first_unit < stage.stop_unit for stage in stages)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from coterie.planner.memory import tied_is_trained
-from coterie.planner.problem import Cost, Floats, Problem, StageChoice, is_continuous
+from coterie.planner.problem import Cost, Problem, StageChoice, is_continuous
 from coterie.planner.tables import DepthMode, Ints, Tables
 from coterie.planner.threshold import Threshold
 
@@ -57,7 +57,7 @@ class TimeSearch:
         self._tables = tables
         self._mode: DepthMode = mode
         self._limits = limits
-        self._fastest_s = np.minimum.reduce([_whole_units(seconds) for seconds in tables.compute_s])
+        self._fastest_s = tables.unit_s
 
     @cached_property
     def threshold(self) -> Threshold:
@@ -110,7 +110,7 @@ class TimeSearch:
         units = self._fastest_s
         whole = units.sum(axis=1)
         if not np.isfinite(units).all() or (whole <= 0).any():
-            return TINY_S  # prescribed stages leave no single units, or nothing takes time
+            return TINY_S  # nothing takes time
         shares = (units / whole[:, None]).min(axis=0).sum()
         rates = np.sort(1 / whole)[::-1][:most].sum()
         return max(float(shares / rates), float(units.min(axis=0).max()), TINY_S)
@@ -120,12 +120,6 @@ class TimeSearch:
         fill = 0.0 if is_continuous(self.problem.kind) else float(self._fastest_s.min(axis=0).sum())
         fill = fill if np.isfinite(fill) else 0.0
         return max(fill + self.periods_per_step * self.lowest_period_s(most), self.problem.micro_batches * TINY_S)
-
-
-def _whole_units(seconds: Floats) -> Floats:
-    """[W, N]: seconds of stages of one unit."""
-    units = np.arange(seconds.shape[1] - 1)
-    return seconds[:, units, units + 1]
 
 
 class _Run:

@@ -119,6 +119,8 @@ def _changes(request: PlanRequest) -> Iterator[tuple[str, PlanRequest]]:
         yield "freeze the embeddings", replace(request, model=_with_frozen_embeddings(request.model))
     if any(layer.trainable_bytes > layer.parameter_bytes // 10 for layer in request.model.layers):
         yield "train LoRA adapters instead of all weights", replace(request, model=_with_adapters(request.model))
+    if request.owner_workers:
+        yield "let any device hold the first and the last layer", replace(request, owner_workers=())
 
 
 def _smaller_pieces(request: PlanRequest) -> Iterator[tuple[str, PlanRequest]]:

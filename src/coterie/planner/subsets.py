@@ -1,4 +1,7 @@
-"""Device subsets, grown one device at a time from the last stage towards the first; identical devices in one order."""
+"""Device subsets, grown one device at a time from the last stage towards the first; identical devices in one order.
+
+So are devices whose order is prescribed.
+"""
 
 import msgspec
 import numpy as np
@@ -17,6 +20,7 @@ class Growth:
     def __init__(self, problem: Problem, most: int) -> None:
         count = len(problem.devices)
         twins = [_twins_before(problem, device) for device in range(count)]
+        earlier = [_earlier(problem, device) for device in range(count)]
         self.first = [device for device in range(count) if not twins[device]]
         reached = {1 << device for device in self.first}
         self.steps: list[list[tuple[int, NDArray[np.int64]]]] = []
@@ -25,7 +29,9 @@ class Growth:
             grown: set[int] = set()
             for device in range(count):
                 bit = 1 << device
-                hosts = sorted(s for s in reached if not s & bit and s & twins[device] == twins[device])
+                hosts = sorted(
+                    s for s in reached if not s & (bit | earlier[device]) and s & twins[device] == twins[device]
+                )
                 if hosts:
                     step.append((device, np.array(hosts, dtype=np.int64)))
                     grown.update(subset | bit for subset in hosts)
@@ -38,8 +44,19 @@ def _twins_before(problem: Problem, device: int) -> int:
     return sum(1 << other for other in range(device) if _are_twins(problem, other, device))
 
 
+def _earlier(problem: Problem, device: int) -> int:
+    """Mask of the devices that, where an order is prescribed, come before `device`."""
+    order = problem.request.in_order
+    worker = problem.devices[device].worker
+    before = set(order[: order.index(worker)]) if worker in order else set()
+    return sum(1 << other for other, profile in enumerate(problem.devices) if profile.worker in before)
+
+
 def _are_twins(problem: Problem, first: int, second: int) -> bool:
-    if problem.request.fixed_stages is not None:
+    request = problem.request
+    workers = [problem.devices[device].worker for device in (first, second)]
+    owned = {worker in request.owner_workers for worker in workers}
+    if request.fixed_stages is not None or len(owned) > 1 or any(worker in request.in_order for worker in workers):
         return False
     plain = [
         msgspec.structs.replace(problem.devices[device], worker=problem.devices[0].worker, name="")

@@ -40,6 +40,7 @@ class Tables:
     Attributes:
         compute_s: Per option, [W, N+1, N+1]: seconds of a micro-batch, infinite where the option is not allowed.
         fixed_bytes, depth_bytes: Per option, same shape: memory above base at depth 0, and what each depth adds.
+        unit_s: [W, N]: least seconds of each unit, whichever stages may be used.
     """
 
     def __init__(self, problem: Problem) -> None:
@@ -56,6 +57,7 @@ class Tables:
         self.compute_s: list[Floats] = []
         self.fixed_bytes: list[Ints] = []
         self.depth_bytes: list[Ints] = []
+        units: list[Floats] = []
         for option in OPTIONS:
             slower = TIGHT_ALLOCATOR_SLOWDOWN if option.allocator == "tight" else 1.0
             seconds = (again if option.recompute else plain) * slower + update
@@ -64,10 +66,12 @@ class Tables:
                 settings = problem.settings(device, recompute=option.recompute, allocator=option.allocator)
                 parts = stage_bytes(sizes, settings)
                 fixed[device], per_depth[device] = parts.fixed, parts.per_depth
-            allowed = used & self._is_allowed(option)[:, None, None]
-            self.compute_s.append(np.where(allowed, seconds, np.inf))
+            permitted = self._is_allowed(option)
+            self.compute_s.append(np.where(used & permitted[:, None, None], seconds, np.inf))
+            units.append(np.where(permitted[:, None], _whole_units(seconds), np.inf))
             self.fixed_bytes.append(fixed)
             self.depth_bytes.append(per_depth)
+        self.unit_s: Floats = np.minimum.reduce(units)
 
     def _is_allowed(self, option: Option) -> NDArray[np.bool_]:
         problem = self.problem
@@ -111,12 +115,21 @@ def _range_sums(per_unit: Floats) -> Floats:
     return np.asarray(total[:, None, :] - total[:, :, None], dtype=np.float64)
 
 
+def _whole_units(seconds: Floats) -> Floats:
+    """[W, N]: seconds of stages of one unit."""
+    units = np.arange(seconds.shape[1] - 1)
+    return seconds[:, units, units + 1]
+
+
 def _used_stages(problem: Problem, shape: tuple[int, int, int]) -> NDArray[np.bool_]:
-    """Which stages may be used at all: first < stop, or only the prescribed ones."""
+    """Which stages may be used at all: first < stop, or only the prescribed ones; the ends only where the data is."""
     fixed = problem.request.fixed_stages
     if fixed is None:
         first, stop = np.indices(shape[1:])
-        return np.broadcast_to(first < stop, shape)
+        owners = set(problem.request.owner_workers)
+        may_end = np.array([not owners or device.worker in owners for device in problem.devices])
+        is_inner = (first > 0) & (stop < problem.units)
+        return np.asarray((first < stop) & (may_end[:, None, None] | is_inner), dtype=np.bool_)
     used = np.zeros(shape, dtype=np.bool_)
     index = {device.worker: number for number, device in enumerate(problem.devices)}
     for stage in fixed:
