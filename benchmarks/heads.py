@@ -81,6 +81,11 @@ def steps(report: Report, folder: Path, batches: tuple[int, ...], rounds: int) -
     ]
     columns = ("batch", *(f"{variant} s" for variant in VARIANTS), "scheduler alone", "both over product")
     report.table("seconds per step, MiniLM shape, emulated devices of a quarter of a core's speed", columns, rows)
+    chosen = "; ".join(
+        f"batch {batch}: {bench.micro_batches['Pipeline', batch]} and {bench.micro_batches['Pipeline-MBS', batch]}"
+        for batch in batches
+    )
+    report.note(f"micro-batches that the planner chose for Pipeline and Pipeline-MBS: {chosen}")
     return bench
 
 
