@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Self
 from coterie.config.recipe import ClusterSection, LocalWorker
 from coterie.errors import CoterieError, InterruptedRunError, WorkerLostError, error_from_slug
 from coterie.logs import get_logger
+from coterie.transport.user_settings import IN_MEMORY
 
 if TYPE_CHECKING:
     from coterie.coordinator.observer import RunObserver
@@ -88,6 +89,7 @@ class LocalCluster:
     def _start(self, name: str, worker: LocalWorker) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "coterie", "worker", f"--name={name}", "--threads", str(worker.threads)]
         command += ["--speed", str(worker.speed), "--device", worker.device, "--backends", worker.backends]
+        command += ["--identity", IN_MEMORY]
         if worker.role == "server":
             command += ["--role", "server"]
             command += [] if self._cache_folder is None else [f"--cache-folder={self._cache_folder}"]

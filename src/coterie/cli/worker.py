@@ -39,6 +39,13 @@ def add_parser(verbs: "argparse._SubParsersAction[Parser]") -> Parser:
         "--measure-again", action="store_true", help="measure this device anew, whatever earlier runs have kept"
     )
     parser.add_argument(
+        "--identity",
+        default="",
+        metavar="FILE",
+        help="the key by which runs know this device again; default: one in your settings folder, made at first use. "
+        "memory: one that is gone with the worker",
+    )
+    parser.add_argument(
         "--role",
         choices=("device", "server"),
         default="device",
@@ -83,6 +90,7 @@ def _settings(args: argparse.Namespace) -> WorkerSettings:
         backends=_backends(args.backends),
         role=args.role,
         cache_folder=_cache_folder(args),
+        identity=args.identity,
     )
 
 

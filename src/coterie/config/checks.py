@@ -146,6 +146,13 @@ def _devices(recipe: Recipe) -> Iterator[Contradiction]:
             text=f"is {cluster.workers}, but {len(cluster.local_workers)} local workers are given",
             others=("cluster.local_workers",),
         )
+    if cluster.token_uses is not None and cluster.token_uses < cluster.workers_expected:
+        yield Contradiction(
+            key="cluster.token_uses",
+            text=f"is {cluster.token_uses}, but the run waits for {counted(cluster.workers_expected, 'worker')}, "
+            "each of which takes a use",
+            others=("cluster.workers", "cluster.local_workers"),
+        )
     if plan.min_workers > cluster.workers_expected:
         yield Contradiction(
             key="plan.min_workers",

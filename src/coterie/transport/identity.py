@@ -7,8 +7,6 @@ Each joining gets a fresh ticket, so of two devices that use copies of one key, 
 
 import hashlib
 import os
-import sys
-from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -20,14 +18,9 @@ from filelock import FileLock, Timeout
 from coterie.errors import JoinRefusedError, StorageError, UsageError
 from coterie.logs import get_logger
 from coterie.transport.private_files import write_private
+from coterie.transport.user_settings import IDENTITY_VARIABLE, IN_MEMORY, config_folder
 
 _log = get_logger(__name__)
-
-IN_MEMORY = "memory"
-"""In place of a file: a key that lives as long as the process, for workers that a run starts by itself."""
-
-IDENTITY_VARIABLE = "COTERIE_IDENTITY"
-"""Overrides where the key is kept."""
 
 _DOMAIN = b"coterie device identity 1"
 _TICKETS = ".tickets"
@@ -138,20 +131,6 @@ def open_identity(chosen: str | Path | None = None) -> DeviceIdentity:
         f"{_MOST_ON_ONE_MACHINE} workers on this machine use all the identities in {folder}",
         hint="stop some of them, or name files with --identity",
     )
-
-
-def config_folder(environment: Mapping[str, str] | None = None, platform: str = sys.platform) -> Path:
-    """Where this user's settings of coterie are kept: `COTERIE_CONFIG`, else the platform's own place for them."""
-    known = os.environ if environment is None else environment
-    if chosen := known.get("COTERIE_CONFIG"):
-        return Path(chosen)
-    if platform == "win32":
-        roaming = known.get("APPDATA")
-        return (Path(roaming) if roaming else Path.home() / "AppData" / "Roaming") / "coterie"
-    if platform == "darwin":
-        return Path.home() / "Library" / "Application Support" / "coterie"
-    xdg = known.get("XDG_CONFIG_HOME", "")
-    return (Path(xdg) if Path(xdg).is_absolute() else Path.home() / ".config") / "coterie"
 
 
 def short(identity: str) -> str:

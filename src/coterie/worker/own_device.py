@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from coterie.cluster.messages import Profiled, ProfileRequest
 from coterie.ids import WorkerId
+from coterie.transport.identity import open_identity
 from coterie.worker.device import measured_device
 from coterie.worker.settings import WorkerSettings
 from coterie.worker.sharing import DeviceSharing
@@ -20,6 +21,7 @@ class OwnDevice:
     def __init__(self, settings: WorkerSettings, say: Callable[[str], None]) -> None:
         self.settings = settings
         self.say = say
+        self.identity = open_identity(settings.identity or None)
         self._sharing: DeviceSharing | None = None
         self._shares_at: Callable[[int], bool] = lambda _rows: False
 
@@ -36,6 +38,7 @@ class OwnDevice:
         return self._sharing if self._shares_at(rows) else None
 
     def close(self) -> None:
-        """End all backends. Idempotent."""
+        """End all backends, and let another worker use the identity. Idempotent."""
+        self.identity.close()
         if self._sharing is not None:
             self._sharing.close()

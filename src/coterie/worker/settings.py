@@ -7,6 +7,7 @@ import msgspec
 from coterie.jobs.roles import WorkerRole
 from coterie.profiles.cluster_profile import DeviceType
 from coterie.profiles.head_allocation import HeadAllocation
+from coterie.transport.user_settings import IN_MEMORY
 
 
 class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,6 +25,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
         backends: Compute backends to share each layer among, by name; `auto`: all there are. Torch alone: no sharing.
         role: Runs layers of the model, or is the server that trains a side network.
         cache_folder: Where a server keeps activations and its state; None: in memory, gone when it ends.
+        identity: A file with the device's key, or `memory` for one that is gone with the process; empty: the user's.
         allocation: Who computes which heads and neurons; None: whatever is fastest (for comparisons, as cuts are).
     """
 
@@ -38,6 +40,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     backends: tuple[str, ...] = ("torch",)
     role: WorkerRole = "device"
     cache_folder: Path | None = None
+    identity: str = IN_MEMORY
     allocation: HeadAllocation | None = None
 
     @property

@@ -108,11 +108,13 @@ class Visit:
                 f"the memory limit is planned with but not enforced: this system cannot, or the worker's own "
                 f"{format_bytes(current_rss_bytes())} are more"
             )
-        await self._send(hello_of(settings, join, server, budget.bytes))
+        await self._send(hello_of(settings, join, server, budget.bytes, self._device.identity))
         frame = await self._link.receive()
         answer = unpack(frame.header.body) if frame.header.kind == CONTROL else None
         match answer:
             case Welcome():
+                # On disk before another word is said: the coordinator takes that word as a sign that the ticket came.
+                self._device.identity.keep_ticket(join.fingerprint, answer.ticket)
                 self._welcome = answer
                 self._say(f"joined run {answer.run} as {answer.worker} ({budget.why}; {RESERVE_PERCENT} % kept back)")
             case Refused(slug=slug, message=message, hint=hint):

@@ -11,7 +11,8 @@ from coterie.cluster.wire_version import WIRE_VERSION
 from coterie.coordinator.door import Door
 from coterie.errors import JoinRefusedError, StorageError
 from coterie.ids import WorkerId
-from coterie.transport.identity import IN_MEMORY, DeviceIdentity, open_identity
+from coterie.transport.identity import DeviceIdentity, open_identity
+from coterie.transport.user_settings import IN_MEMORY
 
 BOARD = WorkerId("board")
 

@@ -4,7 +4,8 @@ import pytest
 
 from coterie.cluster.messages import Heartbeat, Refused, Welcome, control, unpack
 from coterie.errors import WorkerLostError
-from coterie.transport.identity import IN_MEMORY, open_identity
+from coterie.transport.identity import open_identity
+from coterie.transport.user_settings import IN_MEMORY
 
 
 def known_hello(table, device, ticket="", name="board"):

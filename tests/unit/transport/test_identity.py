@@ -6,14 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coterie.errors import JoinRefusedError, UsageError
-from coterie.transport.identity import (
-    IDENTITY_VARIABLE,
-    IN_MEMORY,
-    check_proof,
-    config_folder,
-    open_identity,
-    short,
-)
+from coterie.transport.identity import check_proof, open_identity, short
+from coterie.transport.user_settings import IDENTITY_VARIABLE, IN_MEMORY, config_folder
 
 HERE = {"coordinator": "ab" * 32, "token": "a-token", "ticket": "a-ticket", "nonce": "cd" * 32}
 
