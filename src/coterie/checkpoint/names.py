@@ -17,6 +17,11 @@ def checkpoint_folder(output: str | Path) -> Path:
     return Path(output) / "checkpoints"
 
 
+def replica_folder(output: str | Path) -> Path:
+    """Where the run in the folder `output` keeps the last replicas of its trained state, in a checkpoint's form."""
+    return Path(output) / "replica"
+
+
 def step_name(step: int) -> str:
     """The name of a checkpoint's folder."""
     return f"step-{step:06d}"

@@ -1,6 +1,6 @@
 """A whole checkpoint, read unit by unit or name by name: any cut reads what any other cut wrote."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 from safetensors import safe_open
@@ -8,12 +8,10 @@ from torch import Tensor
 
 from coterie.checkpoint.manifest import Manifest, ShardEntry, decode_manifest
 from coterie.checkpoint.shard_file import hash_file, split_key
+from coterie.checkpoint.trained_state import UnitState
 from coterie.errors import CheckpointError
 
 MANIFEST = "manifest.json"
-
-UnitState = tuple[dict[str, Tensor], dict[str, dict[str, Tensor]]]
-"""Parameters by name, and the optimizer's tensors by parameter name and field."""
 
 
 class Checkpoint:
@@ -28,6 +26,11 @@ class Checkpoint:
     def step(self) -> int:
         """Optimizer steps done when it was written."""
         return self.manifest.global_step
+
+    @property
+    def unit_of(self) -> Mapping[str, int]:
+        """See `TrainedState`."""
+        return self.manifest.unit_of
 
     @property
     def units(self) -> tuple[int, ...]:

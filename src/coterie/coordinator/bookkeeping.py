@@ -11,7 +11,7 @@ from coterie.cluster.messages import StageReady, StepDone
 from coterie.coordinator.feeders import TrainingFeeder
 from coterie.coordinator.job import Job
 from coterie.coordinator.ledger import StepEntry
-from coterie.coordinator.members import Member
+from coterie.coordinator.member import Member
 from coterie.errors import BackendError
 from coterie.ids import WorkerId
 from coterie.metrics.records import (

@@ -9,7 +9,8 @@ from aiohttp import web
 
 from coterie.coordinator.control import add_controls
 from coterie.coordinator.control_file import Control, remove_control, this_process, write_control
-from coterie.coordinator.members import Member, Members
+from coterie.coordinator.member import Member
+from coterie.coordinator.members import Members
 from coterie.coordinator.observer import RunObserver
 from coterie.coordinator.pausing import Pause
 from coterie.coordinator.stopping import StopRequests

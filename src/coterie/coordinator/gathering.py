@@ -6,7 +6,8 @@ from typing import TypeVar
 from coterie.cluster.message import Message
 from coterie.cluster.messages import LinksMeasured, MeasureLinks, PeerAddress, Profiled, ProfileRequest
 from coterie.coordinator.kept import TAKES, kept_note
-from coterie.coordinator.members import Member, Members
+from coterie.coordinator.member import Member
+from coterie.coordinator.members import Members
 from coterie.coordinator.observer import RunObserver
 from coterie.errors import ProtocolError
 from coterie.profiles.cluster_profile import ClusterProfile, DeviceProfile, LinkProfile

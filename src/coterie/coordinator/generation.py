@@ -9,7 +9,8 @@ import torch
 
 from coterie.cluster.messages import BATCH, PREDICTIONS, Generate, GenerationBody, StepDone, pack
 from coterie.coordinator.job import Job
-from coterie.coordinator.members import Member, Members
+from coterie.coordinator.member import Member
+from coterie.coordinator.members import Members
 from coterie.coordinator.prompt_groups import PromptGroup, Prompts
 from coterie.errors import ProtocolError
 from coterie.ids import COORDINATOR

@@ -22,20 +22,26 @@ class StepEntry:
 class Ledger:
     """Steps under way. Reports of a step may arrive in any order between workers, in order from each."""
 
-    def __init__(self, workers: tuple[WorkerId, ...]) -> None:
+    def __init__(self, workers: tuple[WorkerId, ...], first_step: int = 0) -> None:
         self._workers = workers
         self._entries: dict[int, StepEntry] = {}
+        self._next = first_step
 
     def micro_batch_done(self, message: MicroBatchDone) -> None:
-        """Note a micro-batch's loss."""
+        """Note a micro-batch's loss; one of a step that is over, said twice, changes nothing."""
+        if message.step < self._next:
+            return
         entry = self._entries.setdefault(message.step, StepEntry())
         entry.loss_sums[message.micro_batch] = message.loss_sum
         entry.loss_tokens[message.micro_batch] = message.loss_tokens
 
     def step_done(self, worker: WorkerId, message: StepDone) -> StepEntry | None:
         """Note that a worker has ended a step; the whole entry, once, when all have."""
+        if message.step < self._next or worker not in self._workers:
+            return None
         entry = self._entries.setdefault(message.step, StepEntry())
         entry.done[worker] = message
         if len(entry.done) < len(self._workers):
             return None
+        self._next = message.step + 1
         return self._entries.pop(message.step)

@@ -1,10 +1,11 @@
 """Who has joined: the door (hello, token, version), one reader per worker, relaying between workers, silence."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from coterie import __version__
 from coterie.clock import Clock
+from coterie.cluster.fault_messages import REPLICA, Leaving, MemoryLow
 from coterie.cluster.membership import ClusterState, Heard, Joined, Left, apply, decide
 from coterie.cluster.message import Message
 from coterie.cluster.messages import (
@@ -13,7 +14,6 @@ from coterie.cluster.messages import (
     GRADIENT,
     HIDDEN,
     TIED,
-    AnyMessage,
     Failed,
     Goodbye,
     Heartbeat,
@@ -26,14 +26,15 @@ from coterie.cluster.messages import (
 from coterie.cluster.side_messages import TAPS
 from coterie.cluster.wire_version import WIRE_VERSION
 from coterie.coordinator.door import Door, speaks
+from coterie.coordinator.inbox import Inbox
+from coterie.coordinator.member import Event, Loss, Member, lost_error, reported_error
 from coterie.errors import (
     CoterieError,
     JoinRefusedError,
-    NonFiniteLossError,
+    OutOfMemoryError,
     ProtocolError,
     VersionMismatchError,
     WorkerLostError,
-    error_from_slug,
 )
 from coterie.ids import COORDINATOR, RunId, WorkerId
 from coterie.jobs.roles import WorkerRole
@@ -47,68 +48,33 @@ from coterie.units import counted
 log = get_logger(__name__)
 
 JOIN_POLL_S = 0.05
-NEWS_S = 0.5
 ANSWER_S = 0.5
 """Beside one and a half heartbeats, for a sign of life to cross a slow network."""
 ANSWER_LIMIT_S = 8.0
 """In all: whoever knocks meanwhile is dropped by the server after ten seconds."""
 
 
-_RELAYED_KINDS = (HIDDEN, GRADIENT, DONE, TIED, TAPS)
+_RELAYED_KINDS = (HIDDEN, GRADIENT, DONE, TIED, TAPS, REPLICA)
 """What workers say to each other: a worker cannot pass its own words off as the coordinator's."""
 
 
-class Member:
-    """One worker that is in."""
-
-    def __init__(self, worker: WorkerId, hello: Hello, link: StreamLink) -> None:
-        self.worker = worker
-        self.hello = hello
-        self.link = link
-        self.rss_bytes = 0
-        self.bytes_heard = link.bytes_received
-        self.is_relaying = False
-        self.is_gone = False
-        self.ticket = ""
-
-    async def send(self, message: Message) -> None:
-        """Send a control message.
-
-        Raises:
-            WorkerLostError: The link is gone.
-        """
-        await self.send_frame(control(message, target=self.worker))
-
-    async def send_frame(self, frame: Frame) -> None:
-        """Send any frame; see `send`."""
-        try:
-            await self.link.send(frame)
-        except CoterieError as error:
-            raise WorkerLostError(f"the link to {self.hello.name} broke: {error.message}") from error
-
-
-class Event:
-    """Something a worker said, for the supervising loop: a message, and the frame it came in."""
-
-    __slots__ = ("frame", "member", "message")
-
-    def __init__(self, member: Member, message: AnyMessage | None, frame: Frame) -> None:
-        self.member = member
-        self.message = message
-        self.frame = frame
-
-
-class Members:
+class Members(Inbox):
     """All workers of a run. The server hands it links (`admit`); the run reads what they say (`next_event`).
 
     Args:
         heartbeat_s: Seconds between signs of life, in both directions. A worker that computes still sends them: they
             come from its network thread.
         silence_limit_s: Silence after which a worker counts as lost.
+        rejoin_s: How long a worker that loses this coordinator tries to come back.
         seats: How many workers of each role there is room for; a role that is not named has none.
+
+    Attributes:
+        on_joined: Told of each worker that comes in once the run has begun.
+        on_left: Told of each worker without a stage that goes, and before the run begins of any.
+        on_wish: Told of what a worker asks for.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the last four are named at the call
         self,
         run: RunId,
         door: Door,
@@ -116,20 +82,25 @@ class Members:
         *,
         heartbeat_s: float,
         silence_limit_s: float,
+        rejoin_s: float = 0.0,
         seats: Mapping[WorkerRole, int] | None = None,
     ) -> None:
+        super().__init__()
         self.run = run
         self._seats = seats
         self._door = door
         self._clock = clock
         self._heartbeat_s = heartbeat_s
         self._silence_limit_s = silence_limit_s
+        self._rejoin_s = rejoin_s
         self._state = ClusterState()
-        self._events: asyncio.Queue[Event | CoterieError] = asyncio.Queue()
-        self._outside: CoterieError | None = None
         self._gathering = True
         self._closing = False
+        self._needed: frozenset[WorkerId] = frozenset()
+        self._former: set[WorkerId] = set()
         self.by_id: dict[WorkerId, Member] = {}
+        self.on_joined: Callable[[Member], None] = lambda _member: None
+        self.on_wish: Callable[[Member, Leaving | MemoryLow], None] = lambda _member, _wish: None
         self.on_heartbeat: Callable[[Member], None] = lambda _member: None
         self.on_left: Callable[[Member, CoterieError], None] = lambda _member, _error: None
 
@@ -156,12 +127,13 @@ class Members:
             )
         former = self._door.knock(hello)
         await self._settle_twin(hello)
-        if self._seats is not None:
+        if self._seats is not None and not (self.survives and hello.role == "device"):
             self._check_seat(hello, self._seats.get(hello.role, 0))
         link.accept()
         worker = former if former is not None and former not in self.by_id else self._fresh_id(hello.name)
         member = Member(worker, hello, link)
         member.ticket = self._door.let_in(hello, worker)
+        member.on_broken = lambda error: self._lose(member, error)
         self.by_id[worker] = member
         self._state = apply(self._state, Joined(worker=worker, at_s=self._clock.now()))
         return member
@@ -215,10 +187,15 @@ class Members:
                     heartbeat_s=self._heartbeat_s,
                     silence_limit_s=self._silence_limit_s,
                     ticket=member.ticket,
+                    rejoin_s=self._rejoin_s,
                 )
             )
+            if not self._gathering:
+                self.on_joined(member)
             while True:
                 frame = await member.link.receive()
+                if member.is_gone and self.survives:
+                    continue
                 self._door.heard(member.hello)
                 member.bytes_heard = member.link.bytes_received
                 self._state = apply(self._state, Heard(worker=member.worker, at_s=self._clock.now()))
@@ -227,30 +204,77 @@ class Members:
                 else:
                     self._take(member, frame)
         except CoterieError as error:
-            self._lose(member, _lost(member, error.message))
+            self._lose(member, lost_error(member, error.message), reason=error.message)
         except Exception as error:
-            self._lose(member, _lost(member, f"{type(error).__name__}: {error}"))
+            self._lose(member, lost_error(member, f"{type(error).__name__}: {error}"))
             raise
         finally:
             await member.link.close()
 
-    def _lose(self, member: Member, error: CoterieError) -> None:
-        """A worker goes. Before the run has begun its place is free again; afterwards that ends the run."""
+    def _lose(self, member: Member, error: CoterieError, *, reason: str = "", stays: bool = False) -> None:
+        """A worker goes, or (`stays`) its stage alone.
+
+        Before the run has begun its place is free again; afterwards that ends the run unless it goes on without
+        (`go_on_without`).
+        """
         if member.is_gone or self._closing:
             return
-        member.is_gone = True
-        self._state = apply(self._state, Left(worker=member.worker))
+        now_s = self._clock.now()
+        silent_s = self._silence_of(member, now_s)
+        if not stays:
+            member.is_gone = True
+            self._state = apply(self._state, Left(worker=member.worker))
         if self._gathering:
             del self.by_id[member.worker]
             self._door.left_early(member.hello)
             self.on_left(member, error)
-        else:
-            self._events.put_nowait(error)
+            return
+        is_needed = member.worker in self._needed
+        if self.survives and not stays:
+            self.by_id.pop(member.worker, None)
+            self._former.add(member.worker)
+            member.link.abort(error)
+        if is_needed:
+            loss = Loss(member, error, reason=reason or error.message, at_s=now_s, silent_s=silent_s, stays=stays)
+            self.put_loss(loss)
+        elif not stays:
+            self.by_id.pop(member.worker, None)
+            self.on_left(member, error)
+
+    def _silence_of(self, member: Member, now_s: float) -> float:
+        heard_s = (known.last_heard_s for known in self._state.members if known.worker == member.worker)
+        return now_s - next(heard_s, now_s)
+
+    def go_on_without(self, needed: Collection[WorkerId], plan_version: int) -> None:
+        """From now on a lost worker does not end the run; the loss of one that is not `needed` only is told.
+
+        What is said of plans before `plan_version` is not heard any more, nor what the others say, but for wishes.
+        """
+        self.survives = True
+        self._needed = frozenset(needed)
+        self.plan_version = plan_version
+
+    def expel(self, member: Member, error: CoterieError) -> bool:
+        """Treat a worker as lost because of what it said; False if the run cannot do without it."""
+        if self.survives:
+            self._lose(member, error)
+        return self.survives
+
+    def died(self, name: str, error: CoterieError) -> bool:
+        """Somebody knows that the process of the worker called `name` has ended; False if no such worker is in."""
+        member = next((member for member in self.by_id.values() if member.hello.name == name), None)
+        if member is None or not self.survives:
+            return False
+        self._lose(member, error)
+        return True
 
     async def _relay(self, member: Member, frame: Frame) -> None:
         """Pass a frame on between two workers that have no direct link. The source cannot be forged."""
         header = frame.header
         target = self.by_id.get(header.target)
+        if target is None and header.target in self._former:
+            log.info("a %s frame to %s, who is gone, was dropped", header.kind, header.target)
+            return
         if target is None or header.source != member.worker or header.kind not in _RELAYED_KINDS:
             raise ProtocolError(
                 f"a {header.kind[:40]} frame from {header.source!r} to {header.target!r} is not passed on"
@@ -267,18 +291,27 @@ class Members:
     def _take(self, member: Member, frame: Frame) -> None:
         message = unpack(frame.header.body) if frame.header.kind == CONTROL else None
         match message:
-            case Heartbeat(rss_bytes=rss_bytes):
-                member.rss_bytes = rss_bytes
+            case Heartbeat():
+                member.rss_bytes, member.vitals = message.rss_bytes, message.vitals
                 try:
                     self.on_heartbeat(member)
                 except CoterieError as error:  # ours, such as a full disk: not the worker's fault
                     self.post(error)
-            case Failed():
-                self._lose(member, _reported(member, message))
+            case Failed(slug=slug):
+                # With memory run out a worker that can go on waits for a smaller stage; else its link ends soon.
+                stays = self.survives and slug == OutOfMemoryError.slug
+                self._lose(member, reported_error(member, message), reason=message.message, stays=stays)
             case Goodbye(reason=reason):
-                self._lose(member, WorkerLostError(f"{member.hello.name} left: {reason}"))
+                self._lose(member, WorkerLostError(f"{member.hello.name} left: {reason}"), reason=f"left: {reason}")
+            case Leaving() | MemoryLow():
+                self.on_wish(member, message)
+            case _ if self.is_old(frame):
+                log.info("something of an older plan came from %s", member.worker)
+            case _ if self.survives and member.worker not in self._needed:
+                if not member.aside.full():
+                    member.aside.put_nowait(Event(member, message, frame))
             case _:
-                self._events.put_nowait(Event(member, message, frame))
+                self.put(Event(member, message, frame))
 
     async def wait_for(self, count: int, timeout_s: float) -> list[Member]:
         """Wait until `count` workers are in.
@@ -298,27 +331,8 @@ class Members:
                 )
             await asyncio.sleep(JOIN_POLL_S)
         self._gathering = False
+        self._needed = frozenset(self.by_id)
         return list(self.by_id.values())
-
-    async def next_event(self) -> Event:
-        """The next thing a worker said.
-
-        Raises:
-            CoterieError: A worker failed, left or fell silent.
-        """
-        event = await self._events.get()
-        if isinstance(event, WorkerLostError):
-            # Who started the worker's process may know what its link cannot: how it ended, or what it said last.
-            await asyncio.sleep(NEWS_S)
-            raise self._outside or event
-        if isinstance(event, CoterieError):
-            raise event
-        return event
-
-    def post(self, error: CoterieError) -> None:
-        """Let `wait_for` or `next_event` raise `error`: something outside has ended the run."""
-        self._outside = error
-        self._events.put_nowait(error)
 
     def check_silence(self) -> None:
         """Give up workers that have been silent for too long. A large frame on a slow link is no silence."""
@@ -375,18 +389,6 @@ async def _tell(member: Member, message: Message) -> None:
             await member.send(message)
     except (CoterieError, TimeoutError):
         log.info("%s did not hear the end of the run", member.hello.name)
-
-
-def _reported(member: Member, message: Failed) -> CoterieError:
-    """The error that a worker ended with, as ours."""
-    error = error_from_slug(message.slug, f"{member.hello.name}: {message.message}", message.hint)
-    if isinstance(error, NonFiniteLossError):
-        error.step, error.micro_batch = message.step, message.micro_batch
-    return error
-
-
-def _lost(member: Member, why: str) -> WorkerLostError:
-    return WorkerLostError(f"{member.hello.name} is gone: {why}", hint="start the worker again")
 
 
 async def _refuse(link: StreamLink, error: CoterieError) -> None:

@@ -1,14 +1,14 @@
 """Weights on their way: each unit's tensors to the stage that owns it, and its trained state back into a checkpoint."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from torch import Tensor
 
-from coterie.checkpoint.reading import Checkpoint
+from coterie.checkpoint.trained_state import TrainedState
 from coterie.checkpoint.writing import CheckpointWriter
 from coterie.cluster.messages import OPTIMIZER, PARAMETER, WEIGHTS, UnitBody, pack
-from coterie.coordinator.members import Member
+from coterie.coordinator.member import Member
 from coterie.errors import ProtocolError
 from coterie.ids import COORDINATOR, RunId
 from coterie.jobs.model_spec import ModelSpec
@@ -21,45 +21,52 @@ from coterie.transport.frame import Frame, FrameHeader
 
 
 class ShardSource:
-    """Where a stage's tensors come from: trained ones from a checkpoint if there is one, all others from the model.
+    """Where tensors of a stage come from: trained ones from a state that is kept, if there is one; others: the model.
 
     Frozen matrices are packed here, once, and travel as workers hold them.
     """
 
-    def __init__(self, spec: ModelSpec, weights: WeightStore, checkpoint: Checkpoint | None) -> None:
+    def __init__(self, spec: ModelSpec, weights: WeightStore, state: TrainedState | None) -> None:
         self._spec = spec
         self._anatomy = describe(spec)
         self._weights = PackedWeights(weights, spec)
-        self._checkpoint = checkpoint
+        self._state = state
 
-    def read(self, unit: int) -> dict[str, Tensor]:
-        """All tensors of one unit, named as they travel."""
+    def read(self, unit: int, *, trained_only: bool = False) -> dict[str, Tensor]:
+        """All tensors of one unit, named as they travel; `trained_only`: without those that training never changes."""
         names = [*self._anatomy.names_in(unit, unit + 1)]
-        names += [name for name, owner in self._anatomy.buffers.items() if owner == unit]
-        saved: list[str] = []
-        if self._checkpoint is not None:
-            in_checkpoint = self._checkpoint.manifest.unit_of
-            saved = [name for name in names if name in in_checkpoint]
+        if trained_only:
+            names = [name for name in names if name in self._anatomy.trainable_names]
+        else:
+            names += [name for name, owner in self._anatomy.buffers.items() if owner == unit]
+        state = self._state
+        saved: list[str] = [] if state is None else [name for name in names if name in state.unit_of]
         tensors = self._weights.get(held_names(self._spec, [name for name in names if name not in set(saved)]))
         named = {PARAMETER + name: tensor for name, tensor in tensors.items()}
-        if self._checkpoint is not None:
-            parameters, state = self._checkpoint.read(saved)
+        if state is not None:
+            parameters, optimizer_state = state.read(saved)
             named |= {PARAMETER + name: tensor for name, tensor in parameters.items()}
-            for name, fields in state.items():
+            for name, fields in optimizer_state.items():
                 named |= {f"{OPTIMIZER}{name}/{field}": tensor for field, tensor in fields.items()}
         return named
 
 
-async def send_stage(member: Member, plan: Plan, stage: int, source: ShardSource, run: RunId) -> None:
-    """Send a stage's units one by one: the coordinator holds one unit at a time."""
+async def send_stage(
+    member: Member, plan: Plan, stage: int, source: ShardSource, run: RunId, *, held: Collection[int] = ()
+) -> None:
+    """Send every unit of a stage, one after the other; of those in `held` what is trained, if anything is."""
     assignment = plan.stages[stage]
     for unit in range(assignment.first_unit, assignment.stop_unit):
-        await send_unit(member, unit, source, run, plan.version)
+        await send_unit(member, unit, source, run, plan.version, trained_only=unit in held)
 
 
-async def send_unit(member: Member, unit: int, source: ShardSource, run: RunId, plan_version: int) -> None:
-    """Send one unit."""
-    tensors = await asyncio.to_thread(source.read, unit)
+async def send_unit(
+    member: Member, unit: int, source: ShardSource, run: RunId, plan_version: int, *, trained_only: bool = False
+) -> None:
+    """Send one unit; nothing if only what is trained is wanted and nothing is."""
+    tensors = await asyncio.to_thread(source.read, unit, trained_only=trained_only)
+    if trained_only and not tensors:
+        return
     parts = [encode(tensor, name, "raw") for name, tensor in tensors.items()]
     header = FrameHeader(
         kind=WEIGHTS,

@@ -7,7 +7,8 @@ from torch import Tensor
 
 from coterie.cluster.side_messages import BLOCK_ROWS, PLAN_VERSION, TRAIN, AssignServer, ServerReady
 from coterie.coordinator.job import Job, rows_digest
-from coterie.coordinator.members import Member, Members
+from coterie.coordinator.member import Member
+from coterie.coordinator.members import Members
 from coterie.coordinator.shards import ShardSource, send_unit
 from coterie.coordinator.side_feeding import sent_tokens
 from coterie.coordinator.side_record import SideTerms

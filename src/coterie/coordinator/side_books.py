@@ -10,7 +10,7 @@ from coterie.cluster.side_messages import BatchStored, StageForwarded
 from coterie.coordinator.feeders import TrainingFeeder
 from coterie.coordinator.job import Job
 from coterie.coordinator.ledger import StepEntry
-from coterie.coordinator.members import Member
+from coterie.coordinator.member import Member
 from coterie.ids import WorkerId
 from coterie.metrics.records import (
     AnyRecord,

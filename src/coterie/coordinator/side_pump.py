@@ -13,7 +13,8 @@ from coterie.cluster.messages import (
 )
 from coterie.cluster.side_messages import BatchStored, OnItsOwn, SideEvaluated, StageForwarded
 from coterie.coordinator.ledger import Ledger
-from coterie.coordinator.members import Event, Member, Members
+from coterie.coordinator.member import Event, Member
+from coterie.coordinator.members import Members
 from coterie.coordinator.side_books import SideBooks
 from coterie.coordinator.side_evaluation import SideEvaluation
 from coterie.coordinator.side_feeding import Due, Item, SideFeeder, device_frame, server_frame

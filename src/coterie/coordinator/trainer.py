@@ -3,9 +3,12 @@
 import asyncio
 from collections.abc import Callable, Sequence
 
+from coterie.cluster.fault_messages import REPLICA, Replicated
+from coterie.cluster.message import Message
 from coterie.cluster.messages import (
     PREDICTIONS,
     STATE,
+    LinksMeasured,
     MicroBatchDone,
     NormPart,
     NormTotal,
@@ -18,7 +21,8 @@ from coterie.cluster.messages import (
 )
 from coterie.coordinator.feeding import Feeder, batch_frame
 from coterie.coordinator.ledger import Ledger, StepEntry
-from coterie.coordinator.members import Event, Member, Members
+from coterie.coordinator.member import Event, Member
+from coterie.coordinator.members import Members
 from coterie.coordinator.segments import Segment
 from coterie.errors import InterruptedRunError, ProtocolError
 from coterie.ids import WorkerId
@@ -33,21 +37,45 @@ FED_AHEAD = 2
 
 
 class Trainer:
-    """One plan being run. `on_step` is called once per finished optimizer step, in order."""
+    """One plan being run. `on_step` is called once per finished optimizer step, in order.
 
-    def __init__(self, members: Members, plan: Plan, feeder: Feeder, on_step: Callable[[int, StepEntry], None]) -> None:
+    Attributes:
+        stop_requested: The user wants to stop: `run` ends before the next segment, an evaluation at once.
+        break_requested: `run` ends before the next segment, since something else is to be done where no step is open.
+        is_paused: No further step is fed; those that are fed come to their end. Call `Members.wake` after a change.
+        on_replica: Takes the trained tensors of (step, unit) in a frame.
+        on_idle: Called when a pause has taken effect: no step is under way.
+    """
+
+    def __init__(
+        self,
+        members: Members,
+        plan: Plan,
+        feeder: Feeder,
+        on_step: Callable[[int, StepEntry], None],
+        first_step: int = 0,
+    ) -> None:
         self._members = members
         self.plan = plan
         self._feeder = feeder
         self._on_step = on_step
         self.stages: tuple[Member, ...] = tuple(members.by_id[stage.worker] for stage in plan.stages)
-        self._ledger = Ledger(tuple(stage.worker for stage in plan.stages))
+        self._ledger = Ledger(tuple(stage.worker for stage in plan.stages), first_step)
         self._norms: dict[int, dict[WorkerId, NormPart]] = {}
-        self._completed = 0
+        self._completed = first_step
+        self._fed = first_step
         self._next_forward_step = FORWARD_STEPS
         self._forward_done = 0
         self._forward_loss_sum = 0.0
         self.stop_requested = False
+        self.break_requested = False
+        self.is_paused = False
+        self.on_replica: Callable[[int, int, Frame], None] = lambda _step, _unit, _frame: None
+        self.on_idle: Callable[[bool], None] = lambda _idle: None
+
+    async def tell(self, message: Message) -> None:
+        """Send a message to all stages of this plan."""
+        await asyncio.gather(*(member.send(message, plan_version=self.plan.version) for member in self.stages))
 
     async def run(self, segments: Sequence[Segment]) -> int:
         """Run segments that follow each other; the step reached, less than the last one's end if a stop was requested.
@@ -55,22 +83,27 @@ class Trainer:
         Raises:
             CoterieError: A worker failed, left or fell silent.
         """
-        self._completed = segments[0].first_step
+        self._completed = self._fed = segments[0].first_step
         for segment in segments:
             await self._wait_for_room(segment.first_step)
-            if self.stop_requested:
+            if self.stop_requested or self.break_requested:
                 await self._wait_until(segment.first_step)
                 return segment.first_step
             await self._announce(segment)
             for step in range(segment.first_step, segment.stop_step):
                 await self._wait_for_room(step)
                 await self._feed(self._feeder, step, step)
+                self._fed = step + 1
         await self._wait_until(segments[-1].stop_step)
         return segments[-1].stop_step
 
     async def _wait_for_room(self, step: int) -> None:
         while step - self._completed >= FED_AHEAD:
             await self._take_event()
+        while self.is_paused and not self.stop_requested:
+            self.on_idle(self._completed == self._fed)
+            await self._take_event()
+        self.on_idle(False)  # noqa: FBT003 - a callback's only argument
 
     async def _wait_until(self, step: int) -> None:
         """Wait until all stages have ended all steps before `step`."""
@@ -84,7 +117,7 @@ class Trainer:
             steps=segment.steps,
             micro_batches=self.plan.micro_batches,
         )
-        await asyncio.gather(*(member.send(message) for member in self.stages))
+        await self.tell(message)
 
     async def _feed(self, feeder: Feeder, step: int, wire_step: int) -> None:
         for index, batch in enumerate(feeder.micro_batches(step)):
@@ -105,8 +138,22 @@ class Trainer:
             )
 
     async def _take_event(self) -> Event | None:
-        """Handle the next thing a worker says; returned if it is not part of training itself."""
-        event = await self._members.next_event()
+        """Handle the next thing a worker says; returned if it is not part of training itself.
+
+        None also when somebody wants the caller to look again, see `Members.wake`.
+        """
+        event = await self._members.next_event_or_wake()
+        if event is None:
+            return None
+        try:
+            return await self._handle(event)
+        except ProtocolError as error:
+            # Not the run's end: whoever says such things is treated as lost, and the next event says so.
+            if not self._members.expel(event.member, error):
+                raise
+            return None
+
+    async def _handle(self, event: Event) -> Event | None:
         match event.message:
             case MicroBatchDone() as message if message.step >= FORWARD_STEPS:
                 self._forward_loss_sum += message.loss_sum
@@ -121,6 +168,10 @@ class Trainer:
                     self._on_step(message.step, entry)
             case NormPart() as message:
                 await self._add_norm(event.member, message)
+            case Replicated() | LinksMeasured():
+                pass  # all its replicas are here already; a newcomer's links have been measured
+            case None if event.frame.header.kind == REPLICA:
+                self.on_replica(event.frame.header.step, unit_of(event), event.frame)
             case _:
                 return event
         return None
@@ -135,21 +186,18 @@ class Trainer:
         total = 0.0
         for _unit, square in sorted(pair for part in parts.values() for pair in part.squares):
             total += square
-        await asyncio.gather(*(stage.send(NormTotal(step=message.step, total=total)) for stage in self.stages))
+        await self.tell(NormTotal(step=message.step, total=total))
 
     async def save_state(self, step: int, keep: Callable[[int, Frame], None]) -> None:
         """Collect all trained units' parameters and optimizer state; `keep(unit, frame)` stores each as it arrives."""
-        await asyncio.gather(*(member.send(SaveState(step=step)) for member in self.stages))
+        await self.tell(SaveState(step=step))
         missing = {member.worker for member in self.stages}
         while missing:
             event = await self._take_event()
             if event is None:
                 continue
             if event.frame.header.kind == STATE:
-                body = unpack(event.frame.header.body)
-                if not isinstance(body, UnitBody):
-                    raise ProtocolError(f"{event.member.hello.name} sent state without saying of which unit")
-                keep(body.unit, event.frame)
+                keep(unit_of(event), event.frame)
             elif isinstance(event.message, StateSent):
                 missing.discard(event.member.worker)
             else:
@@ -167,7 +215,7 @@ class Trainer:
         self._next_forward_step += steps
         self._forward_done, self._forward_loss_sum = 0, 0.0
         message = RunSegment(schedule="forward", first_step=base, steps=steps, micro_batches=1)
-        await asyncio.gather(*(member.send(message) for member in self.stages))
+        await self.tell(message)
         # One micro-batch in each stage and one on the way to it: no stage runs dry, and no inbox grows.
         window = 2 * len(self.stages)
         fed = 0
@@ -188,3 +236,15 @@ class Trainer:
                 raise ProtocolError(f"{event.member.hello.name} sent {kind} where predictions were due")
             on_predictions(event.frame.header.step - base, event.frame)
         return self._forward_loss_sum
+
+
+def unit_of(event: Event) -> int:
+    """Which unit a frame of trained tensors holds.
+
+    Raises:
+        ProtocolError: It does not say so.
+    """
+    body = unpack(event.frame.header.body)
+    if not isinstance(body, UnitBody):
+        raise ProtocolError(f"{event.member.hello.name} sent state without saying of which unit")
+    return body.unit

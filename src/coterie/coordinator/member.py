@@ -1,0 +1,102 @@
+"""One worker as the coordinator sees it, what it says, and what is known when it is lost."""
+
+import asyncio
+from collections.abc import Callable
+
+from coterie.cluster.fault_messages import Vitals
+from coterie.cluster.message import Message
+from coterie.cluster.messages import AnyMessage, Failed, Hello, control
+from coterie.errors import CoterieError, NonFiniteLossError, WorkerLostError, error_from_slug
+from coterie.ids import WorkerId
+from coterie.transport.frame import Frame
+from coterie.transport.stream_link import StreamLink
+
+MOST_ASIDE = 64
+"""Messages of a worker without a stage that wait to be read; more are no correct worker's."""
+
+
+class Member:
+    """One worker that is in.
+
+    Attributes:
+        aside: What it says while it has no stage: answers to whoever measures it.
+        on_broken: Called with what broke the link, when something is sent to it in vain.
+    """
+
+    def __init__(self, worker: WorkerId, hello: Hello, link: StreamLink) -> None:
+        self.worker = worker
+        self.hello = hello
+        self.link = link
+        self.rss_bytes = 0
+        self.vitals: Vitals | None = None
+        self.bytes_heard = link.bytes_received
+        self.is_relaying = False
+        self.is_gone = False
+        self.ticket = ""
+        self.aside: asyncio.Queue[Event] = asyncio.Queue(MOST_ASIDE)
+        self.on_broken: Callable[[WorkerLostError], None] = lambda _error: None
+
+    async def send(self, message: Message, *, plan_version: int = 0) -> None:
+        """Send a control message; with a plan's version where it means nothing to a worker of a later plan.
+
+        Raises:
+            WorkerLostError: The link is gone.
+        """
+        await self.send_frame(control(message, target=self.worker, plan_version=plan_version))
+
+    async def send_frame(self, frame: Frame) -> None:
+        """Send any frame; see `send`."""
+        try:
+            await self.link.send(frame)
+        except CoterieError as error:
+            lost = WorkerLostError(f"the link to {self.hello.name} broke: {error.message}")
+            self.on_broken(lost)
+            raise lost from error
+
+
+class Event:
+    """Something a worker said, for the supervising loop: a message, and the frame it came in."""
+
+    __slots__ = ("frame", "member", "message")
+
+    def __init__(self, member: Member, message: AnyMessage | None, frame: Frame) -> None:
+        self.member = member
+        self.message = message
+        self.frame = frame
+
+
+class Loss:
+    """A worker whose stage is gone.
+
+    Attributes:
+        error: What to end with where the loss cannot be borne.
+        reason: In a few words, for people.
+        at_s: When it was noticed.
+        silent_s: Seconds since its last sign of life.
+        stays: Only its stage is gone: it may be given a smaller one.
+    """
+
+    __slots__ = ("at_s", "error", "member", "reason", "silent_s", "stays")
+
+    def __init__(
+        self, member: Member, error: CoterieError, *, reason: str, at_s: float, silent_s: float, stays: bool
+    ) -> None:
+        self.member = member
+        self.error = error
+        self.reason = reason
+        self.at_s = at_s
+        self.silent_s = silent_s
+        self.stays = stays
+
+
+def reported_error(member: Member, message: Failed) -> CoterieError:
+    """The error that a worker ended with, as ours."""
+    error = error_from_slug(message.slug, f"{member.hello.name}: {message.message}", message.hint)
+    if isinstance(error, NonFiniteLossError):
+        error.step, error.micro_batch = message.step, message.micro_batch
+    return error
+
+
+def lost_error(member: Member, why: str) -> WorkerLostError:
+    """The error that a run ends with which cannot do without a worker that is gone."""
+    return WorkerLostError(f"{member.hello.name} is gone: {why}", hint="start the worker again")
