@@ -118,7 +118,8 @@ class StatusBook:
             case StartRecord():
                 self._start = record
                 self._summary = self._ending = None
-                self._figures = RunState(record.total_steps, ())
+                # Its plan comes first: devices stay, figures of steps begin anew.
+                self._figures = RunState(record.total_steps, tuple(self._figures.devices.values()))
             case PlanRecord():
                 self._take_plan(record)
             case SummaryRecord():

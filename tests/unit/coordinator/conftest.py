@@ -1,11 +1,13 @@
 """A job on a tiny model, prepared once; a coordinator's door to knock at."""
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from filelock import FileLock
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
@@ -19,6 +21,7 @@ from coterie.config.loading import load_recipe
 from coterie.coordinator.door import Door
 from coterie.coordinator.job import Job, prepare_job
 from coterie.coordinator.members import Members
+from coterie.coordinator.run_folder import LOCK
 from coterie.ids import RunId, WorkerId
 from coterie.transport.connect import connect_plain
 from coterie.transport.frame import Frame, FrameHeader, TensorSpec
@@ -157,3 +160,10 @@ def at_table() -> AtTable:
         asyncio.run(bounded())
 
     return run
+
+
+@pytest.fixture
+def held_folder() -> Iterator[Callable[[Path], None]]:
+    """Holds a run's folder as the process that works on it does, until the test ends."""
+    with contextlib.ExitStack() as held:
+        yield lambda folder: held.enter_context(FileLock(folder / LOCK, timeout=0))
