@@ -12,7 +12,7 @@ import msgspec
 
 from coterie.errors import UsageError
 from coterie.measure.budget import MemoryBudget, memory_budget
-from coterie.measure.process_memory import current_rss_bytes, data_limit_bytes
+from coterie.measure.process_memory import current_rss_bytes, data_limit_bytes, private_limit_bytes
 from coterie.profiles.cluster_profile import DeviceType
 from coterie.units import format_bytes, parse_memory
 
@@ -60,6 +60,8 @@ class SystemMemory:
         self._user_limit = user_limit
         self._device_type = device_type
         self._file = file
+        self._first_process_limit: int | None = None
+        self._has_read = False
 
     def read(self) -> MemoryReading:
         """See `MemorySource`."""
@@ -70,11 +72,21 @@ class SystemMemory:
 
     def _further(self) -> list[MemoryBudget]:
         options = []
-        if (limit := data_limit_bytes()) is not None:
+        if (limit := self._changed_process_limit()) is not None:
             options.append(MemoryBudget(bytes=limit, why=f"{format_bytes(limit)} by the limit on this process"))
         if self._file is not None and (limit := size_in(self._file)) is not None:
             options.append(MemoryBudget(bytes=limit, why=f"{format_bytes(limit)} by {self._file}"))
         return options
+
+    def _changed_process_limit(self) -> int | None:
+        """The limit on this process if somebody has changed it: the one it began with is part of the budget already.
+
+        That one also counts what is mapped and never touched, by which the budget would seem to shrink as threads come.
+        """
+        set_to = private_limit_bytes()
+        if not self._has_read:
+            self._has_read, self._first_process_limit = True, set_to
+        return None if set_to == self._first_process_limit else data_limit_bytes()
 
 
 def size_in(file: Path) -> int | None:

@@ -79,19 +79,23 @@ def limit_memory(limit_bytes: int) -> bool:
     return resource.getrlimit(resource.RLIMIT_DATA)[0] == data_bytes
 
 
-def data_limit_bytes() -> int | None:
-    """What this process may use in all under its limit on private memory, as `limit_memory` or somebody else set it.
-
-    None where there is no such limit. Private memory that was mapped and never touched counts as if it were used.
-    """
+def private_limit_bytes() -> int | None:
+    """The limit on this process's writable private memory, as `limit_memory` or somebody else set it; None: none."""
     if sys.platform != "linux":
         return None
     import resource  # noqa: PLC0415 - does not exist on Windows
 
     soft, _ = resource.getrlimit(resource.RLIMIT_DATA)
-    if soft == resource.RLIM_INFINITY:
-        return None
-    return max(current_rss_bytes() + soft - _status_bytes("VmData"), 0)
+    return None if soft == resource.RLIM_INFINITY else soft
+
+
+def data_limit_bytes() -> int | None:
+    """What this process may use in all under that limit; None where there is none.
+
+    Private memory that was mapped and never touched counts as if it were used.
+    """
+    limit = private_limit_bytes()
+    return None if limit is None else max(current_rss_bytes() + limit - _status_bytes("VmData"), 0)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

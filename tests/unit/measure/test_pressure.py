@@ -46,6 +46,7 @@ def test_a_limit_set_on_the_process_from_outside_is_seen() -> None:
 import sys, psutil
 from coterie.measure.pressure import SystemMemory
 source = SystemMemory(None)
+assert "this process" not in source.read().why
 print("ready", flush=True)
 sys.stdin.readline()
 reading = source.read()
