@@ -7,6 +7,7 @@ costs 1 to 30 % CPU (page faults), less the larger the model.
 """
 
 import ctypes
+import gc
 import sys
 
 THRESHOLD_BYTES = 128 * 1024
@@ -44,6 +45,12 @@ def trim_heap() -> bool:
         return False
     libc.malloc_trim(0)
     return True
+
+
+def free_memory() -> None:
+    """Collect what only refers to itself (a model's modules do), and give what is free back to the system."""
+    gc.collect()
+    trim_heap()
 
 
 def tight_environment() -> dict[str, str]:

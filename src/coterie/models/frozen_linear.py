@@ -42,6 +42,14 @@ class FrozenLinear(nn.Module):
         """The weight in float32, [out, in] or as the former layer held it, made anew: for code that looks at it."""
         return self.unpacked(torch.float32)
 
+    @property
+    def parts(self) -> dict[str, torch.Tensor]:
+        """What it holds, named as in `FrozenMatrix.parts`."""
+        parts = {self.matrix.name + PACKED: self.packed}
+        if self.scales is not None:
+            parts[self.matrix.name + SCALES] = self.scales
+        return parts
+
     def unpacked(self, dtype: torch.dtype) -> torch.Tensor:
         """The weight in `dtype`, as the former layer held it."""
         return self.matrix.unpack(self.packed, self.scales, self.levels, dtype)

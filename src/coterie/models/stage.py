@@ -12,7 +12,7 @@ from coterie.jobs.model_spec import ModelSpec
 from coterie.models.adapters import inject, is_adapter
 from coterie.models.anatomy import Anatomy, describe
 from coterie.models.cut import Call, Slots, cut_blocks, fill_foreign, find_slots, install, patch_blocks, put
-from coterie.models.frozen_linear import place_frozen
+from coterie.models.frozen_linear import FrozenLinear, place_frozen
 from coterie.models.frozen_weights import frozen_matrices
 from coterie.models.keys import RandomKey, seed_for, seed_generators
 from coterie.models.skeleton import BUILDING, empty_model, materialise_buffers, set_buffer
@@ -70,6 +70,17 @@ class StageModule:
     def trainable(self) -> dict[str, nn.Parameter]:
         """Own parameters that are trained, in unit order."""
         return {name: parameter for name, parameter in self.parameters().items() if parameter.requires_grad}
+
+    def frozen(self) -> dict[str, torch.Tensor]:
+        """Own tensors that training never changes, by the names that a `WeightStore` gives them under.
+
+        They are the stage's very tensors: a later stage that is given them needs no second copy.
+        """
+        tensors = {name: p.detach() for name, p in self.parameters().items() if not p.requires_grad}
+        for module in self.module.modules():
+            if isinstance(module, FrozenLinear):
+                tensors |= module.parts
+        return tensors
 
     def unit_of(self, name: str) -> int:
         """The unit of an own parameter; the output unit for the tied matrix of a stage without the embedding."""

@@ -170,7 +170,8 @@ class NetworkPorts:
         )
 
     def _tell(self, message: Message) -> None:
-        self._outbox_to(COORDINATOR).post(control(message, source=self._place.worker))
+        version = self._place.plan.version
+        self._outbox_to(COORDINATOR).post(control(message, source=self._place.worker, plan_version=version))
 
     def _take_tensor(self, kind: str, step: int, micro_batch: int) -> Tensor:
         frame = self._mailbox.take((kind, step, micro_batch))

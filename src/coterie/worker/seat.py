@@ -10,6 +10,7 @@ from coterie.cluster.messages import (
     DONE,
     GRADIENT,
     HIDDEN,
+    PARAMETER,
     TIED,
     Assign,
     Generate,
@@ -21,15 +22,18 @@ from coterie.cluster.messages import (
 from coterie.errors import CoterieError, ProtocolError
 from coterie.ids import WorkerId
 from coterie.logs import get_logger
+from coterie.models.anatomy import describe
 from coterie.planner.explain import name_units
 from coterie.tensors.codecs import decode
 from coterie.transport.frame import Frame
+from coterie.worker.holdings import Holdings, trained_names, wanted_names
 from coterie.worker.mailbox import Mailbox
 from coterie.worker.network_ports import NORM_TOTAL, Place
 from coterie.worker.outboxes import Outboxes
 from coterie.worker.own_device import OwnDevice
 from coterie.worker.side_ports import make_ports
 from coterie.worker.stage_runner import StageRunner
+from coterie.worker.superseded import SupersededError
 
 log = get_logger(__name__)
 
@@ -47,6 +51,7 @@ class Seat:
         assign: Which stage of which plan.
         device: What it computes with.
         outboxes: Its ways to the others.
+        holdings: Frozen tensors that are here already; those of the built stage take their place.
         on_failure: Called once, from the compute thread, with what ended it.
     """
 
@@ -57,6 +62,7 @@ class Seat:
         device: OwnDevice,
         outboxes: Outboxes,
         *,
+        holdings: Holdings,
         on_failure: Callable[[CoterieError], None],
     ) -> None:
         place = assign.plan.stages[assign.stage]
@@ -64,11 +70,27 @@ class Seat:
         self._worker = worker
         self._device = device
         self._outboxes = outboxes
+        self._holdings = holdings
         self._on_failure = on_failure
         self._mailbox = Mailbox()
         self._runner: StageRunner | None = None
         self._tensors: dict[str, Tensor] = {}
-        self._units_missing = set(range(place.first_unit, place.stop_unit))
+        self._units = range(place.first_unit, place.stop_unit)
+        self._missing = {unit: self._wanted(unit) for unit in self._units}
+
+    def _wanted(self, unit: int) -> set[str]:
+        names = trained_names if unit in self._holdings.units else wanted_names
+        return set(names(self.assign.spec, unit))
+
+    @property
+    def version(self) -> int:
+        """Of its plan."""
+        return self.assign.plan.version
+
+    @property
+    def is_filled(self) -> bool:
+        """Whether all its weights are here."""
+        return not any(self._missing.values())
 
     @property
     def layers(self) -> str:
@@ -82,19 +104,18 @@ class Seat:
         """Whether it can be given work."""
         return self._runner is not None
 
-    def take_weights(self, frame: Frame) -> bool:
-        """Take one unit's tensors; whether they were the last ones.
+    def take_weights(self, frame: Frame) -> None:
+        """Take tensors of one unit.
 
         Raises:
             ProtocolError: The stage did not wait for them.
         """
-        unit = getattr(unpack(frame.header.body), "unit", None)
-        if unit not in self._units_missing:
+        missing = self._missing.get(getattr(unpack(frame.header.body), "unit", -1))
+        if missing is None or (frame.header.tensors and not missing):
             raise ProtocolError("weights came that this stage did not wait for")
         for spec, buffer in zip(frame.header.tensors, frame.buffers, strict=True):
             self._tensors[spec.name] = decode(spec, buffer)
-        self._units_missing.discard(unit)
-        return not self._units_missing
+            missing.discard(spec.name.removeprefix(PARAMETER))
 
     async def build(self) -> None:
         """Build the stage from the weights that have come.
@@ -111,7 +132,12 @@ class Seat:
         rows = -(-assign.plan.batch_rows // assign.plan.micro_batches)
         self._runner.sharing = self._device.sharing_at(rows)
         ports = make_ports(assign, place, self._mailbox, self._outboxes.to)
-        await asyncio.to_thread(self._runner.build, tensors, ports)
+        received = {name.removeprefix(PARAMETER): tensor for name, tensor in tensors.items()}
+        buffers = {name: received[name] for name in describe(assign.spec).buffers if name in received}
+        held = dict(self._holdings.tensors)
+        await asyncio.to_thread(self._runner.build, tensors, held, ports)
+        buffers |= {name: held[name] for name in describe(assign.spec).buffers if name in held}
+        self._holdings.hold(assign.spec, self._units, buffers | self._runner.frozen)
 
     def submit(self, job: RunSegment | Generate | SaveState) -> None:
         """Queue a job behind those before it."""
@@ -136,18 +162,21 @@ class Seat:
         else:
             raise ProtocolError(f"{header.source or 'a peer'} sent a frame of kind {header.kind[:40]!r}")
 
-    def has_neighbour(self, worker: WorkerId) -> bool:
-        """Whether another stage of the plan is that worker's."""
-        return any(stage.worker == worker for stage in self.assign.plan.stages)
+    def talks_to(self, worker: WorkerId) -> bool:
+        """Whether the stage's own data goes to that worker or comes from it."""
+        stages, own = self.assign.plan.stages, self.assign.stage
+        around = {stage.worker for stage in stages[max(own - 1, 0) : own + 2]}
+        return worker in around | {self.assign.tied_peer}
 
-    def wake(self, error: CoterieError) -> None:
-        """Wake the compute thread, should it wait for a frame or for room to send."""
-        self._mailbox.fail(error)
-        self._outboxes.fail(error)
+    def wake(self) -> None:
+        """Let the compute thread come to its end; what it has posted still goes out."""
+        over = SupersededError("the stage is given up")
+        self._mailbox.close(over)
+        self._outboxes.fail(over)
 
-    async def end(self, error: CoterieError) -> None:
-        """Let the compute thread end after what it does now, and wait for that."""
-        self.wake(error)
-        if self._runner is not None:
-            await asyncio.to_thread(self._runner.end, COMPUTE_END_S)
-        self._outboxes.abandon(error)
+    async def end(self, patience_s: float = COMPUTE_END_S) -> bool:
+        """Let the compute thread end after what it does now, and wait for that; whether it has ended."""
+        self.wake()
+        self._outboxes.abandon(SupersededError("the stage is given up"))
+        runner, self._runner = self._runner, None
+        return runner is None or await asyncio.to_thread(runner.end, patience_s)

@@ -9,7 +9,7 @@ from coterie.backends.catalog import find_backends
 from coterie.backends.shares import Need
 from coterie.cluster.messages import ProfileRequest
 from coterie.heads.copies import shared_memory
-from coterie.heads.install import SplitReport, install_split
+from coterie.heads.install import SplitReport, install_split, remove_split
 from coterie.heads.pool import BackendPool, Usage
 from coterie.heads.shapes import BlockShapes, block_shapes
 from coterie.logs import get_logger
@@ -186,6 +186,10 @@ class StageSharing:
             self._tell(install_split(self._stage, allocation, self._pool), allocation)
             if allocation == HeadAllocation():
                 self._say("torch computes alone from now on")
+
+    def end(self) -> None:
+        """Take the sharing back, and what the backends hold for it: the stage is given up."""
+        remove_split(self._stage, self._pool)
 
     def _work(self) -> dict[str, Work]:
         """What backends did since shares were dealt out; those of a run that has just begun, nothing."""

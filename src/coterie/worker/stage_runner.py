@@ -21,6 +21,7 @@ from coterie.cluster.messages import (
 )
 from coterie.errors import CoterieError, OutOfMemoryError
 from coterie.ids import COORDINATOR, WorkerId
+from coterie.logs import get_logger
 from coterie.measure.allocator import use_tight_allocator
 from coterie.measure.process_memory import is_out_of_memory, reset_peak
 from coterie.models.stage import StageModule, build_stage
@@ -37,9 +38,12 @@ from coterie.units import format_bytes
 from coterie.worker.network_ports import NetworkPorts
 from coterie.worker.outbox import Outbox
 from coterie.worker.settings import WorkerSettings
-from coterie.worker.sharing import DeviceSharing
+from coterie.worker.sharing import DeviceSharing, StageSharing
 from coterie.worker.side_ports import SidePorts
 from coterie.worker.side_stage import SideForward
+from coterie.worker.superseded import SupersededError
+
+log = get_logger(__name__)
 
 Job = RunSegment | Generate | SaveState | None
 
@@ -73,9 +77,15 @@ class StageRunner:
         self._ports: NetworkPorts | None = None
         self.sharing: DeviceSharing | None = None
         """The device's compute backends, if they are to share the stage's layers."""
+        self._shared: StageSharing | None = None
 
-    def build(self, tensors: Mapping[str, Tensor], ports: NetworkPorts) -> None:
-        """Build the stage from the tensors of its units (`param/…`, `optim/…`); runs in a helper thread.
+    def build(self, tensors: Mapping[str, Tensor], held: Mapping[str, Tensor], ports: NetworkPorts) -> None:
+        """Build the stage from the tensors of its units; runs in a helper thread.
+
+        Args:
+            tensors: Those that came for it: `param/…`, `optim/…`.
+            held: Frozen ones that were here before, by their plain names; they are used as they are.
+            ports: Its way to everything outside.
 
         Raises:
             CoterieError: The tensors are not those of the stage, or memory ran out.
@@ -84,6 +94,7 @@ class StageRunner:
         if place.allocator == "tight":
             use_tight_allocator()
         parameters = {name.removeprefix(PARAMETER): tensor for name, tensor in tensors.items() if _is(name, PARAMETER)}
+        parameters |= held
         try:
             stage = build_stage(
                 self._assign.spec,
@@ -101,6 +112,7 @@ class StageRunner:
                 raise self.out_of_memory(error) from error
             raise
         self._stage, self._optimizer, self._ports = stage, optimizer, ports
+        self._shared = None if self.sharing is None else self.sharing.begin(stage)
         self._executor = StageExecutor(
             stage,
             optimizer,
@@ -113,7 +125,7 @@ class StageRunner:
                 name=f"stage {self._assign.stage}",
             ),
             throttle=self._throttle(),
-            backends=None if self.sharing is None else self.sharing.begin(stage),
+            backends=self._shared,
         )
         if self._assign.side is not None:
             assert isinstance(ports, SidePorts)
@@ -135,11 +147,21 @@ class StageRunner:
         """Queue a job behind those before it."""
         self._jobs.put(job)
 
-    def end(self, patience_s: float) -> None:
-        """Let the thread end after what it does now, and wait for that."""
+    @property
+    def frozen(self) -> dict[str, Tensor]:
+        """The tensors of the stage that training never changes, by name."""
+        return {} if self._stage is None else self._stage.frozen()
+
+    def end(self, patience_s: float) -> bool:
+        """Let the thread end after what it does now, and wait for that; whether it has ended."""
         self._jobs.put(None)
         if self._thread.is_alive():
             self._thread.join(patience_s)
+        if self._thread.is_alive():
+            return False
+        if self._shared is not None:
+            self._shared.end()
+        return True
 
     def _run(self) -> None:
         try:
@@ -151,6 +173,8 @@ class StageRunner:
                         self._generate(job)
                     case RunSegment():
                         self._run_segment(job)
+        except SupersededError:
+            log.info("stage %d is given up", self._assign.stage)
         except CoterieError as error:
             self._on_failure(self.out_of_memory(error) if isinstance(error, OutOfMemoryError) else error)
         except Exception as error:
@@ -221,7 +245,7 @@ class StageRunner:
                 tensors=tuple(spec for spec, _ in parts),
             )
             outbox.post(Frame(header, tuple(buffer for _, buffer in parts)))
-        outbox.post(control(StateSent(step=job.step), source=self._worker))
+        outbox.post(control(StateSent(step=job.step), source=self._worker, plan_version=self._assign.plan.version))
         # The buffers are the parameters themselves: they must be out before the next update changes them.
         outbox.wait_until_sent()
 

@@ -7,24 +7,25 @@ from coterie.cluster.message import Message
 from coterie.cluster.messages import (
     CONTROL,
     WEIGHTS,
-    Assign,
-    Generate,
     Goodbye,
     Heartbeat,
     LinksMeasured,
     MeasureLinks,
-    NormTotal,
     ProfileRequest,
     Refused,
-    RunSegment,
-    SaveState,
-    StageReady,
     Stop,
     Welcome,
     control,
     unpack,
 )
-from coterie.errors import CoterieError, NetworkError, ProtocolError, WorkerLostError, error_from_slug
+from coterie.errors import (
+    CoterieError,
+    NetworkError,
+    OutOfMemoryError,
+    ProtocolError,
+    WorkerLostError,
+    error_from_slug,
+)
 from coterie.ids import COORDINATOR, RunId, WorkerId
 from coterie.logs import get_logger
 from coterie.measure.budget import memory_budget
@@ -40,13 +41,11 @@ from coterie.worker.last_words import explained, failed
 from coterie.worker.outboxes import Outboxes
 from coterie.worker.own_device import OwnDevice
 from coterie.worker.peers import Peers
-from coterie.worker.seat import COMPUTE_END_S, Seat
+from coterie.worker.seat import COMPUTE_END_S
+from coterie.worker.seating import NEWS_S, Seating
 from coterie.worker.side_role import ServerRole
 
 log = get_logger(__name__)
-
-NEWS_S = 3.0
-"""How long a broken link waits for the coordinator's word: it knows which worker was lost, this one does not."""
 
 
 class Visit:
@@ -68,7 +67,8 @@ class Visit:
         self._ended: asyncio.Future[None] = self._loop.create_future()
         self._tasks: set[asyncio.Task[None]] = set()
         self._welcome = Welcome(worker=WorkerId(""), run=RunId(""), heartbeat_s=2.0, silence_limit_s=30.0)
-        self._seat: Seat | None = None
+        self._seating = Seating(device, peers, link, send=self._send, fail=self._fail)
+        self._lost: CoterieError | None = None
         self._outboxes = Outboxes(link, {})
         self._server: ServerRole | None = None
         if self._settings.role == "server":
@@ -80,11 +80,11 @@ class Visit:
                 leave=self._leave,
             )
 
-    async def run(self, join: JoinLink, server: FrameServer) -> None:
-        """Join and work until the run is over.
+    async def run(self, join: JoinLink, server: FrameServer) -> CoterieError | None:
+        """Join and work until the run is over, or the coordinator is lost: then this says why.
 
         Raises:
-            CoterieError: Refused, lost the coordinator, or failed.
+            CoterieError: Refused, or failed.
         """
         try:
             await self._greet(join, server)
@@ -99,6 +99,12 @@ class Visit:
             raise
         finally:
             await self._close()
+        return self._lost
+
+    @property
+    def rejoin_s(self) -> float:
+        """How long the coordinator wants this worker to try to come back; 0: not at all."""
+        return 0.0 if self._server is not None else self._welcome.rejoin_s
 
     async def _greet(self, join: JoinLink, server: FrameServer) -> None:
         settings = self._settings
@@ -115,7 +121,7 @@ class Visit:
             case Welcome():
                 # On disk before another word is said: the coordinator takes that word as a sign that the ticket came.
                 self._device.identity.keep_ticket(join.fingerprint, answer.ticket)
-                self._welcome = answer
+                self._welcome, self._seating.worker = answer, answer.worker
                 self._say(f"joined run {answer.run} as {answer.worker} ({budget.why}; {RESERVE_PERCENT} % kept back)")
             case Refused(slug=slug, message=message, hint=hint):
                 raise error_from_slug(slug, message, hint)
@@ -123,16 +129,31 @@ class Visit:
                 raise ProtocolError(f"the coordinator answered a hello with a {frame.header.kind} frame")
 
     async def _read_coordinator(self) -> None:
-        while True:
-            frame = await self._next_frame()
-            if self._server is not None and await self._server.takes(frame, self._welcome.worker):
-                continue
-            if frame.header.kind == CONTROL:
-                await self._handle(unpack(frame.header.body), frame)
-            elif frame.header.kind == WEIGHTS:
-                await self._take_weights(frame)
-            else:
-                self.take_data(frame)
+        try:
+            while True:
+                frame = await self._next_frame()
+                if self._server is not None and await self._server.takes(frame, self._welcome.worker):
+                    continue
+                if 0 < frame.header.plan_version < self._seating.version:
+                    log.info("a %s frame of plan %d was dropped", frame.header.kind, frame.header.plan_version)
+                elif frame.header.kind == CONTROL:
+                    await self._handle(unpack(frame.header.body), frame)
+                elif frame.header.kind == WEIGHTS:
+                    await self._seating.take_weights(frame)
+                else:
+                    self.take_data(frame)
+        except NetworkError as error:
+            self._coordinator_lost(error)
+
+    def _coordinator_lost(self, error: NetworkError) -> None:
+        """What a link that broke means: the stage is worth nothing any more, the worker may come back."""
+        if self._server is not None and self._server.is_alone:
+            self._say("the coordinator has left")
+        elif self.rejoin_s > 0:
+            self._lost = error
+            self._leave()
+        else:
+            self._fail(error)
 
     async def _next_frame(self) -> Frame:
         """The coordinator's next frame. Silence is a link on which no byte moves: large frames take their time."""
@@ -158,19 +179,15 @@ class Visit:
             case MeasureLinks():
                 self._peers.expect(message.run, message.peer_token)
                 self._spawn(self._measure_links(message))
-            case Assign():
-                self._accept(message)
-            case RunSegment() | Generate() | SaveState() if self._seat is not None and self._seat.is_built:
-                self._seat.submit(message)
-            case NormTotal() if self._seat is not None:
-                self._seat.put_total(message, frame)
             case Stop(reason=reason):
                 self._say(f"the run is over{f': {reason}' if reason else ''}")
-                if self._server is None or not self._server.is_alone:
+                if isinstance(self._seating.trouble, OutOfMemoryError):
+                    self._fail(self._seating.trouble)
+                elif self._server is None or not self._server.is_alone:
                     self._leave()
                 with contextlib.suppress(CoterieError):  # the coordinator may have closed the link already
                     await self._send(Goodbye(reason=reason))
-            case _:
+            case _ if not await self._seating.handle(message, frame):
                 raise ProtocolError(f"the coordinator sent {type(message).__name__}, which a worker has no use for now")
 
     async def _profile(self, request: ProfileRequest) -> None:
@@ -190,44 +207,16 @@ class Visit:
                 log.info("no direct link to %s: %s", address.worker, error.message)
         await self._send(LinksMeasured(links=tuple(links), failures=tuple(failures)))
 
-    def _accept(self, assign: Assign) -> None:
-        self._seat = Seat(
-            self._welcome.worker,
-            assign,
-            self._device,
-            Outboxes(self._link, self._peers.links),
-            on_failure=self._fail_from_thread,
-        )
-        self._say(self._seat.layers)
-
-    async def _take_weights(self, frame: Frame) -> None:
-        seat = self._seat
-        if seat is None:
-            raise ProtocolError("weights came that no stage waits for")
-        if seat.take_weights(frame):
-            await seat.build()
-            stage, stages = seat.assign.stage, seat.assign.plan.stages
-            after = stages[stage + 1].worker if stage + 1 < len(stages) else None
-            link_to_next = "" if after is None else self._peers.carriers.get(after, "relayed")
-            await self._send(StageReady(stage=stage, link_to_next=link_to_next))
-
     def take_data(self, frame: Frame) -> None:
         """Take a frame with tensors, from the coordinator or over a direct link."""
         if self._server is not None:
             self._server.take_data(frame)
-        elif self._seat is None:
-            log.info("a %s frame came before there was a stage", frame.header.kind)
         else:
-            self._seat.take_data(frame)
+            self._seating.take_data(frame)
 
     def peer_lost(self, worker: WorkerId, error: CoterieError) -> None:
         """A direct link has ended."""
-        if self._seat is not None and self._seat.has_neighbour(worker):
-            self._fail_later(WorkerLostError(f"the link to {worker} ended: {error.message}"))
-
-    def _fail_later(self, error: CoterieError) -> None:
-        """Fail unless the coordinator ends the run before."""
-        self._loop.call_later(NEWS_S, self._fail, error)
+        self._seating.peer_lost(worker, error)
 
     async def _beat(self) -> None:
         with contextlib.suppress(CoterieError):  # the link is gone: its reader says why, after what came before
@@ -235,8 +224,8 @@ class Visit:
                 await asyncio.sleep(self._welcome.heartbeat_s)
                 await self._send(Heartbeat(rss_bytes=current_rss_bytes()))
 
-    async def _send(self, message: Message) -> None:
-        await self._link.send(control(message, source=self._welcome.worker))
+    async def _send(self, message: Message, version: int = 0) -> None:
+        await self._link.send(control(message, source=self._welcome.worker, plan_version=version))
 
     def _spawn(self, work: "asyncio._CoroutineLike[None]") -> None:
         task = self._loop.create_task(work)
@@ -247,14 +236,19 @@ class Visit:
         self._tasks.discard(task)
         if task.cancelled() or (error := task.exception()) is None:
             return
-        if self._server is not None and self._server.is_alone and isinstance(error, NetworkError):
-            self._say("the coordinator has left")
+        if isinstance(error, NetworkError):
+            log.info("an answer did not reach the coordinator: %s", error.message)  # its reader says why
         else:
             self._fail(explained(error))
 
     def _fail_from_thread(self, error: CoterieError) -> None:
+        """A server's thread has ended."""
         is_link = isinstance(error, NetworkError | WorkerLostError)
         self._loop.call_soon_threadsafe(self._fail_later if is_link else self._fail, error)
+
+    def _fail_later(self, error: CoterieError) -> None:
+        """Fail unless the coordinator ends the run before."""
+        self._loop.call_later(NEWS_S, self._fail, error)
 
     def _leave(self) -> None:
         """End the worker in order."""
@@ -263,8 +257,7 @@ class Visit:
 
     def _fail(self, error: CoterieError) -> None:
         """End the worker with an error."""
-        if self._seat is not None:
-            self._seat.wake(error)
+        self._seating.wake()
         self._outboxes.fail(error)
         if not self._ended.done():
             self._ended.set_exception(error)
@@ -278,8 +271,7 @@ class Visit:
 
     async def _close(self) -> None:
         leaving = NetworkError("the worker is leaving")
-        if self._seat is not None:
-            await self._seat.end(leaving)
+        await self._seating.close()
         if self._server is not None:
             self._outboxes.fail(leaving)
             await asyncio.to_thread(self._server.end, COMPUTE_END_S)
@@ -287,4 +279,7 @@ class Visit:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._outboxes.abandon(leaving)
-        await self._link.close()
+        if self._lost is None:
+            await self._link.close()
+        else:
+            self._link.abort()
