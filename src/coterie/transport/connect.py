@@ -1,4 +1,4 @@
-"""Dialling a coordinator: every candidate address in turn until one answers with the right certificate."""
+"""Dialling a coordinator: every candidate address, until one answers with the right certificate."""
 
 import asyncio
 import ssl
@@ -15,9 +15,15 @@ from coterie.units import counted
 PROBE_TIMEOUT_S = 8.0
 """For each address: a wrong one often never answers; a right one takes seconds if the devices are weak and busy."""
 
+HEAD_START_S = 0.25
+"""Before the next candidate is dialled too; what RFC 8305 recommends is of that size."""
+
 
 async def connect(join: JoinLink, *, limits: Limits | None = None, timeout_s: float = PROBE_TIMEOUT_S) -> StreamLink:
-    """Dial the candidates of a join link in order; the first one with the right certificate is taken.
+    """Dial the candidates of a join link; the first one that shows the right certificate is taken.
+
+    Each has a head start over the next: of several that answer, the better one is taken, and of dead ones none holds
+    up the others.
 
     Args:
         join: Where to dial and which certificate to expect; its token is not sent by this function.
@@ -29,25 +35,77 @@ async def connect(join: JoinLink, *, limits: Limits | None = None, timeout_s: fl
         JoinRefusedError: A candidate answered with another certificate, and no other with the right one.
         VersionMismatchError: The right server answered, but speaks no frame stream of this version.
     """
-    failures: list[str] = []
-    refusal: CoterieError | None = None
-    for host in join.hosts:
-        try:
-            return await _dial(host, join, limits or Limits(), timeout_s)
-        except JoinRefusedError as error:
-            refusal = error
-            failures.append(f"{host}: another certificate")
-        except TimeoutError:
-            failures.append(f"{host}: no answer within {timeout_s:g} s")
-        except (OSError, NetworkError) as error:
-            failures.append(f"{host}: {error.strerror or error if isinstance(error, OSError) else error}")
-    if refusal is not None:
-        raise refusal
+    race = _Race(join, limits or Limits(), timeout_s)
+    link = await race.run()
+    if link is not None:
+        return link
+    if race.refusal is not None:
+        raise race.refusal
     raise NetworkError(
         f"no coordinator at port {join.port} of {counted(len(join.hosts), 'address', 'addresses')}: "
-        + "; ".join(failures),
+        + "; ".join(f"{host}: {race.failures[host]}" for host in dict.fromkeys(join.hosts)),
         hint="is the coordinator running, on a network that this device can reach, with the port open in its firewall?",
     )
+
+
+class _Race:
+    """All candidates of a join link, dialled at once but for their head starts."""
+
+    def __init__(self, join: JoinLink, limits: Limits, timeout_s: float) -> None:
+        self._join = join
+        self._limits = limits
+        self._timeout_s = timeout_s
+        self._dialled: dict[asyncio.Task[StreamLink], str] = {}
+        self.failures: dict[str, str] = {}
+        self.refusal: JoinRefusedError | None = None
+
+    async def run(self) -> StreamLink | None:
+        """The first right link; None once all have failed."""
+        loop = asyncio.get_running_loop()
+        try:
+            for host in dict.fromkeys(self._join.hosts):
+                task = loop.create_task(_dial(host, self._join, self._limits, self._timeout_s))
+                self._dialled[task] = host
+                if (link := await self._next(HEAD_START_S)) is not None:
+                    return link
+            return await self._next(None)
+        finally:
+            await self._end_all()
+
+    async def _next(self, seconds: float | None) -> StreamLink | None:
+        """The first right link within that time; None also as soon as nobody is left who may still answer."""
+        loop = asyncio.get_running_loop()
+        end_s = None if seconds is None else loop.time() + seconds
+        while self._dialled:
+            left_s = None if end_s is None else max(end_s - loop.time(), 0.0)
+            done, _ = await asyncio.wait(self._dialled, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+            if not done:
+                return None
+            for task in [task for task in self._dialled if task in done]:
+                if (link := self._result(task)) is not None:
+                    return link
+        return None
+
+    def _result(self, task: asyncio.Task[StreamLink]) -> StreamLink | None:
+        """What became of one; only the wrong version of the right server ends the race for all."""
+        host = self._dialled.pop(task)
+        try:
+            return task.result()
+        except JoinRefusedError as error:
+            self.refusal = error
+            self.failures[host] = "another certificate"
+        except TimeoutError:
+            self.failures[host] = f"no answer within {self._timeout_s:g} s"
+        except (OSError, NetworkError) as error:
+            self.failures[host] = f"{error.strerror or error if isinstance(error, OSError) else error}"
+        return None
+
+    async def _end_all(self) -> None:
+        for task in self._dialled:
+            task.cancel()
+        for outcome in await asyncio.gather(*self._dialled, return_exceptions=True):
+            if isinstance(outcome, StreamLink):
+                outcome.abort()
 
 
 async def connect_plain(

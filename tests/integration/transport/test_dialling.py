@@ -109,3 +109,31 @@ def test_a_server_of_another_protocol_version_is_named_as_such(bounded, not_sent
         listener.close()
 
     bounded(test)
+
+
+def test_a_dead_first_candidate_does_not_hold_up_the_right_one(bounded, join_of, echo) -> None:
+    async def test() -> None:
+        with socket.create_server(("127.0.0.9", 0)) as silent:  # the kernel takes connections, nobody answers
+            server = FrameServer(echo)
+            await server.start("127.0.0.1", silent.getsockname()[1])
+            # The first would be waited for two minutes: longer than this test may take.
+            link = await connect(join_of(server, "127.0.0.9", "127.0.0.1"), timeout_s=120)
+            await link.close()
+            await server.close()
+
+    bounded(test)
+
+
+def test_of_two_that_answer_the_earlier_candidate_is_taken_and_the_other_link_is_not_left_open(
+    bounded, join_of, echo
+) -> None:
+    async def test() -> None:
+        server = FrameServer(echo)
+        await server.start("127.0.0.1")
+        links = [await connect(join_of(server, "127.0.0.1", "localhost")) for _ in range(3)]
+        assert len(server._links) == 3
+        for link in links:
+            await link.close()
+        await server.close()
+
+    bounded(test)
