@@ -74,7 +74,6 @@ def run_side(job: Job, record: SideRunRecord | None, observer: RunObserver, sink
     folder = Path(job.recipe.run.output)
     kept = Path(job.recipe.side.cache_folder or folder / CACHE_FOLDER)
     desk = RunDesk(job.run, folder)
-    desk.pausing.refuse("the server of a side-tuning run trains by itself")
     with (
         contextlib.closing(Fanout(sinks)) as written,
         LocalFront(
@@ -86,6 +85,7 @@ def run_side(job: Job, record: SideRunRecord | None, observer: RunObserver, sink
         ) as front,
     ):
         run = SideRun(job, front, record=record)
+        run.session.pausing.refuse("the server of a side-tuning run trains by itself")
         run.session.open_desk(desk)
         front.end_with = run.end_with
         return asyncio.run(run.execute())

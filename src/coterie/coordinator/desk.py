@@ -42,13 +42,13 @@ class RunDesk:
         self._news = ""
         self._members: Members | None = None
         self._stop = StopRequests()
-        self.pausing = Pause()
+        self._pausing = Pause()
         self.links: dict[WorkerId, str] = {}
         """How each stage reaches the next one, as its worker says."""
 
-    def attach(self, app: web.Application, members: Members, stop: StopRequests) -> None:
-        """Take a session's place in the world; before its port is opened."""
-        self._members, self._stop = members, stop
+    def attach(self, app: web.Application, members: Members, stop: StopRequests, pausing: Pause) -> None:
+        """Stand for a session; before its port is opened."""
+        self._members, self._stop, self._pausing = members, stop, pausing
         add_controls(app, self, self._token)
 
     def open(self, listen_host: str | None, port: int, fingerprint: str) -> None:
@@ -100,26 +100,26 @@ class RunDesk:
 
     def pause(self) -> None:
         """See `Controls`."""
-        self.pausing.ask()
+        self._pausing.ask()
 
     def go_on(self) -> None:
         """See `Controls`."""
-        self.pausing.end()
+        self._pausing.end()
 
     def request_stop(self, *, now: bool) -> None:
         """See `Controls`. To ask twice for a stop with a checkpoint is no wish to stop without one."""
         if not self._stop.requested:
             self._stop.request()
-            self.pausing.end()  # a run that rests does not come to its end
+            self._pausing.end()  # a run that rests does not come to its end
         if now:
             self._stop.request()
 
     def _phase(self, recorded: RunPhase) -> RunPhase:
         if self._stop.requested:
             return "stopping"
-        if self.pausing.is_resting:
+        if self._pausing.is_resting:
             return "paused"
-        return "pausing" if self.pausing.is_asked else recorded
+        return "pausing" if self._pausing.is_asked else recorded
 
     def _devices(self, recorded: tuple[DeviceStatus, ...]) -> tuple[DeviceStatus, ...]:
         """The devices of the plan, then those that are in and have no stage, all with what they last said."""

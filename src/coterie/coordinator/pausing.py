@@ -1,8 +1,16 @@
 """A run that rests: asked for by people, obeyed by the loop that feeds the workers, where nothing is lost."""
 
 from collections.abc import Callable
+from typing import Protocol
 
 from coterie.errors import ControlRefusedError
+
+
+class Pausable(Protocol):
+    """A loop that can rest: it looks at `is_paused` before each step, and tells `on_idle` whether none is under way."""
+
+    is_paused: bool
+    on_idle: Callable[[bool], None]
 
 
 class Pause:
@@ -17,14 +25,33 @@ class Pause:
         self.is_resting = False
         self.on_change: Callable[[], None] = lambda: None
 
+    def steer(self, loop: Pausable, wake: Callable[[], None], *, on_rested: Callable[[], None]) -> None:
+        """From now on the run can rest, by this loop.
+
+        Args:
+            loop: Rests when it is asked to.
+            wake: Lets it look again.
+            on_rested: Called when a rest is over, before the next step.
+        """
+
+        def obey() -> None:
+            loop.is_paused = self._asked
+            wake()
+
+        def note(is_idle: bool) -> None:  # noqa: FBT001 - the loop's callback
+            rested, self.is_resting = self.is_resting, is_idle
+            if rested and not is_idle:
+                on_rested()
+
+        self._refusal = ""
+        self.on_change = obey
+        loop.is_paused = self._asked
+        loop.on_idle = note
+
     @property
     def is_asked(self) -> bool:
         """Whether the run is to rest at the next place where it can."""
         return self._asked
-
-    def allow(self) -> None:
-        """From now on the run can rest."""
-        self._refusal = ""
 
     def refuse(self, reason: str) -> None:
         """From now on it cannot, and goes on if it rests; `reason` completes "it cannot be paused: …"."""

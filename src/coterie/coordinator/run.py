@@ -89,11 +89,13 @@ class TrainingRun:
         books = Bookkeeper(self._job, plan, feeder, self._observer.record, clock)
         session.members.on_heartbeat = books.heartbeat
         trainer = Trainer(session.members, plan, feeder, books.step)
+        session.pausing.steer(trainer, session.members.wake, on_rested=books.training_begins)
         books.stages_stand(await session.hand_out(plan, resume_from))
         try:
             checkpoint = await self._run_steps(trainer, books, first_step) or resume_from
         except NonFiniteLossError as error:
             raise _with_rows(error, feeder) from error
+        session.pausing.refuse("its last step is done")
         if checkpoint is None:
             raise InterruptedRunError("the run was stopped before its first step")
         if "test" in self._job.splits:

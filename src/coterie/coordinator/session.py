@@ -16,6 +16,7 @@ from coterie.coordinator.gathering import measure_cluster
 from coterie.coordinator.job import Job
 from coterie.coordinator.members import Members
 from coterie.coordinator.observer import RunObserver
+from coterie.coordinator.pausing import Pause
 from coterie.coordinator.planning import make_job_plan
 from coterie.coordinator.shards import ShardSource, send_stage
 from coterie.coordinator.side_spec import backbone_spec
@@ -61,11 +62,12 @@ class Session:
         self._server = FrameServer(self.members.admit, app=self._app, identity=self.door.certificate)
         self._loop: asyncio.AbstractEventLoop | None = None
         self.stop = StopRequests()
+        self.pausing = Pause()
         self.desk: RunDesk | None = None
 
     def open_desk(self, desk: RunDesk) -> None:
         """Let the holder of the desk's token see and control the run; before `run`."""
-        desk.attach(self._app, self.members, self.stop)
+        desk.attach(self._app, self.members, self.stop, self.pausing)
         self.desk = desk
 
     def end_with(self, error: CoterieError) -> None:

@@ -101,7 +101,9 @@ class Trainer:
         while step - self._completed >= FED_AHEAD:
             await self._take_event()
         while self.is_paused and not self.stop_requested:
-            self.on_idle(self._completed == self._fed)
+            # Under the others what is under way waits for the next step's micro-batches; nothing is computed either.
+            empties = self.plan.schedule in ("flush", "gpipe")
+            self.on_idle(not empties or self._completed == self._fed)
             await self._take_event()
         self.on_idle(False)  # noqa: FBT003 - a callback's only argument
 

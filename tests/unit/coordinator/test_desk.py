@@ -28,8 +28,17 @@ def desk(tmp_path):
     members = Members(RunId("r"), Door(clock=clock), clock, heartbeat_s=1, silence_limit_s=10)
     stop = StopRequests()
     stop.on_first = lambda: True
-    desk.attach(front_page(), members, stop)
+    desk.attach(front_page(), members, stop, Pause())
     return desk
+
+
+class Loop:
+    """Something that rests when it is told to."""
+
+    is_paused = False
+
+    def __init__(self) -> None:
+        self.on_idle = lambda _idle: None
 
 
 def test_the_control_file_is_its_owners_alone_and_goes_with_the_run(desk, tmp_path):
@@ -79,26 +88,37 @@ def test_a_run_that_has_not_begun_cannot_rest_and_says_so(desk):
 
 
 def test_a_pause_is_asked_for_takes_effect_and_ends(desk):
+    loop, heard = Loop(), []
     desk.note(START)
-    desk.pausing.allow()
-    changes = []
-    desk.pausing.on_change = lambda: changes.append(desk.pausing.is_asked)
+    desk._pausing.steer(loop, lambda: heard.append(loop.is_paused), on_rested=lambda: heard.append("rested"))
     phases = [desk.status().phase]
+    loop.on_idle(False)
     desk.pause()
     desk.pause()
     phases.append(desk.status().phase)
-    desk.pausing.is_resting = True
+    loop.on_idle(True)
     phases.append(desk.status().phase)
     desk.go_on()
-    desk.pausing.is_resting = False
+    loop.on_idle(False)
+    loop.on_idle(False)
     phases.append(desk.status().phase)
     assert phases == ["training", "pausing", "paused", "training"]
-    assert changes == [True, False]
+    assert heard == [True, False, "rested"]
+
+
+def test_a_loop_that_takes_the_place_of_another_in_a_pause_rests_too():
+    pause, first, second = Pause(), Loop(), Loop()
+    pause.steer(first, lambda: None, on_rested=lambda: None)
+    pause.ask()
+    pause.steer(second, lambda: None, on_rested=lambda: None)
+    assert second.is_paused
+    pause.end()
+    assert not second.is_paused
 
 
 def test_a_run_that_can_rest_no_more_goes_on():
     pause = Pause()
-    pause.allow()
+    pause.steer(Loop(), lambda: None, on_rested=lambda: None)
     pause.ask()
     pause.refuse("it saves its model")
     assert not pause.is_asked
@@ -107,10 +127,10 @@ def test_a_run_that_can_rest_no_more_goes_on():
 
 
 def test_to_ask_twice_for_a_clean_stop_stays_a_clean_stop(desk):
-    desk.pausing.allow()
+    desk._pausing.steer(Loop(), lambda: None, on_rested=lambda: None)
     desk.pause()
     desk.request_stop(now=False)
-    assert not desk.pausing.is_asked, "a run that rests does not come to its end"
+    assert not desk._pausing.is_asked, "a run that rests does not come to its end"
     desk.request_stop(now=False)
     assert desk.status().phase == "stopping"
     assert desk._stop._count == 1

@@ -97,7 +97,7 @@ def test_a_run_that_was_resumed_goes_on_whatever_it_ended_with_before(records):
     assert (status.phase, status.step, status.eta_s) == ("training", 7, None)
 
 
-def test_after_the_last_step_the_model_is_saved_and_links_are_known(records, summary):
+def test_after_the_last_step_the_model_is_saved_and_links_are_known(summary):
     status = status_after(plan("desk", "phone"), START, summary)
     assert status.phase == "saving"
     assert [device.link for device in status.devices] == ["direct", ""]
