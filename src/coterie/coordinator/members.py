@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Callable, Collection, Mapping
 
-from coterie import __version__
 from coterie.clock import Clock
 from coterie.cluster.fault_messages import REPLICA, Leaving, MemoryLow
 from coterie.cluster.membership import ClusterState, Heard, Joined, Left, apply, decide
@@ -24,8 +23,8 @@ from coterie.cluster.messages import (
     unpack,
 )
 from coterie.cluster.side_messages import TAPS
-from coterie.cluster.wire_version import WIRE_VERSION
 from coterie.coordinator.door import Door, speaks
+from coterie.coordinator.hellos import read_hello
 from coterie.coordinator.inbox import Inbox
 from coterie.coordinator.member import Event, Loss, Member, lost_error, reported_error
 from coterie.errors import (
@@ -33,7 +32,6 @@ from coterie.errors import (
     JoinRefusedError,
     OutOfMemoryError,
     ProtocolError,
-    VersionMismatchError,
     WorkerLostError,
 )
 from coterie.ids import COORDINATOR, RunId, WorkerId
@@ -115,16 +113,7 @@ class Members(Inbox):
         await self._read(member)
 
     async def _greet(self, link: ServedLink) -> Member:
-        frame = await link.receive()
-        hello = unpack(frame.header.body) if frame.header.kind == CONTROL else None
-        if not isinstance(hello, Hello):
-            raise ProtocolError(f"a peer began with a {frame.header.kind} frame where its hello was expected")
-        if hello.wire_version != WIRE_VERSION:
-            raise VersionMismatchError(
-                f"{hello.name} speaks wire version {hello.wire_version} (coterie {hello.package_version}), "
-                f"this coordinator speaks {WIRE_VERSION} (coterie {__version__})",
-                hint="install the same version of coterie on both machines",
-            )
+        hello = read_hello(await link.receive())
         former = self._door.knock(hello)
         await self._settle_twin(hello)
         if self._seats is not None and not (self.survives and hello.role == "device"):

@@ -64,6 +64,16 @@ def rank_address(interface: str, address: str) -> int | None:
     return kind + (1 if parsed.version == 6 else 0)
 
 
+def is_loopback(host: str) -> bool:
+    """Whether an address (or the one name that everybody gives it) is a machine's own."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.partition("%")[0]).is_loopback
+    except ValueError:
+        return False
+
+
 def default_route_address() -> str | None:
     """The address that packets to the outside carry; None without a default route. Sends nothing."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:

@@ -16,12 +16,12 @@ import asyncio
 import ssl
 from collections import deque
 
-from coterie.errors import CoterieError, NetworkError
+from coterie.errors import CoterieError, NetworkError, VersionMismatchError
 from coterie.logs import get_logger
 from coterie.transport.frame import Frame
 from coterie.transport.limits import Limits
 from coterie.transport.socket_options import LowWater, notice_dead_peer
-from coterie.transport.wire import FrameReader, flat_view, frame_head
+from coterie.transport.wire import FrameReader, flat_view, frame_head, version_mark
 from coterie.units import MIB
 
 _log = get_logger(__name__)
@@ -203,6 +203,8 @@ class StreamLink(asyncio.BufferedProtocol):
             frame = self._reader.advance(nbytes)
         except CoterieError as error:
             _log.info("link closed: %s", error.message)
+            if isinstance(error, VersionMismatchError) and self._transport is not None:
+                self._transport.write(version_mark())  # so that the peer can name both versions too
             self.abort(error)
             return
         if self._low_water is not None:

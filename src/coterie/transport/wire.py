@@ -41,6 +41,11 @@ def frame_head(frame: Frame, limits: Limits) -> bytes:
     return PREAMBLE.pack(MAGIC, WIRE_VERSION, 0, len(header), payload_bytes) + header
 
 
+def version_mark() -> bytes:
+    """A preamble that says no more than the version: for a peer of another one, before its link is closed."""
+    return PREAMBLE.pack(MAGIC, WIRE_VERSION, 0, 1, 0)
+
+
 def flat_view(buffer: Buffer) -> memoryview:
     """A buffer as a flat view of bytes, nothing copied."""
     view = memoryview(buffer)

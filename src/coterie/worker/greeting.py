@@ -1,10 +1,12 @@
-"""A worker's first words."""
+"""A worker's first words, and the coordinator's answer."""
 
 from coterie import __version__
-from coterie.cluster.messages import Hello
+from coterie.cluster.messages import CONTROL, Hello, Refused, Welcome, unpack
 from coterie.cluster.wire_version import WIRE_VERSION
+from coterie.errors import ProtocolError, VersionMismatchError, error_from_slug
 from coterie.profiles.cluster_profile import plannable_bytes
 from coterie.transport.addresses import own_addresses
+from coterie.transport.frame import Frame
 from coterie.transport.identity import DeviceIdentity
 from coterie.transport.join_link import JoinLink
 from coterie.transport.server import FrameServer
@@ -44,3 +46,30 @@ def hello_of(
         proof=proof,
         ticket=ticket,
     )
+
+
+def welcome_in(frame: Frame) -> Welcome:
+    """The coordinator's answer to the hello.
+
+    Raises:
+        CoterieError: It refused; this is its reason.
+        VersionMismatchError: It answered in words that this version does not know.
+        ProtocolError: It answered with something else.
+    """
+    if frame.header.kind != CONTROL:
+        raise ProtocolError(f"the coordinator answered a hello with a {frame.header.kind[:40]} frame")
+    try:
+        answer = unpack(frame.header.body)
+    except ProtocolError as error:
+        raise VersionMismatchError(
+            f"the coordinator answered in words that this worker does not know; "
+            f"it speaks wire version {WIRE_VERSION} (coterie {__version__}), the coordinator probably a newer one",
+            hint="install the coordinator's version of coterie here: `coterie --version` there tells it",
+        ) from error
+    match answer:
+        case Welcome():
+            return answer
+        case Refused(slug=slug, message=message, hint=hint):
+            raise error_from_slug(slug, message, hint)
+        case _:
+            raise ProtocolError(f"the coordinator answered a hello with {type(answer).__name__}")

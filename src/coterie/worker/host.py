@@ -4,12 +4,13 @@ import platform
 import uuid
 from pathlib import Path
 
+from coterie.transport.addresses import is_loopback
 from coterie.transport.join_link import JoinLink
 
 
 def is_local(join: JoinLink) -> bool:
     """Whether the run is on this machine only."""
-    return all(host in ("127.0.0.1", "localhost", "::1") for host in join.hosts)
+    return all(is_loopback(host) for host in join.hosts)
 
 
 def host_id() -> str:

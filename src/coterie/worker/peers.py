@@ -10,6 +10,7 @@ from coterie.errors import CoterieError, JoinRefusedError, NetworkError
 from coterie.ids import RunId, WorkerId
 from coterie.logs import get_logger
 from coterie.profiles.cluster_profile import LinkProfile
+from coterie.transport.addresses import is_loopback
 from coterie.transport.connect import connect, connect_unix
 from coterie.transport.frame import Frame
 from coterie.transport.join_link import JoinLink
@@ -18,6 +19,9 @@ from coterie.transport.server import PeerInfo, ServedLink
 from coterie.transport.stream_link import StreamLink
 
 log = get_logger(__name__)
+
+DIAL_LIMIT_S = 4.0
+"""For each address of a peer: where none answers there is another way, and a run waits for this."""
 
 PROBE_LIMIT_S = 30.0
 """A network that lets small packets through and drops large ones would otherwise be measured for ever."""
@@ -101,10 +105,14 @@ class Peers:
                 return await connect_unix(Path(address.unix_path)), "unix"
             except NetworkError as error:
                 log.info("no Unix socket to %s: %s", address.worker, error.message)
-        join = JoinLink(hosts=address.hosts, port=address.port, fingerprint=address.fingerprint, token=self._token)
-        return await connect(join), "tls"
+        # On another machine, that machine's 127.0.0.1 is this one: dialled only where nothing else is given.
+        hosts = tuple(host for host in address.hosts if not is_loopback(host)) or address.hosts
+        join = JoinLink(hosts=hosts, port=address.port, fingerprint=address.fingerprint, token=self._token)
+        return await connect(join, timeout_s=DIAL_LIMIT_S), "tls"
 
     def _keep(self, worker: WorkerId, link: StreamLink, carrier: str) -> None:
+        if (old := self.links.get(worker)) is not None:
+            old.abort()
         self.links[worker] = link
         self.carriers[worker] = carrier
 
@@ -117,8 +125,9 @@ class Peers:
                 else:
                     self._on_frame(frame)
         except CoterieError as error:
-            self.links.pop(worker, None)
-            self._on_lost(worker, error)
+            if self.links.get(worker) is link:  # else a newer link took its place
+                del self.links[worker]
+                self._on_lost(worker, error)
 
     async def close(self) -> None:
         """Close every link."""

@@ -12,7 +12,6 @@ from coterie.cluster.messages import (
     LinksMeasured,
     MeasureLinks,
     ProfileRequest,
-    Refused,
     Stop,
     Welcome,
     control,
@@ -24,7 +23,6 @@ from coterie.errors import (
     OutOfMemoryError,
     ProtocolError,
     WorkerLostError,
-    error_from_slug,
 )
 from coterie.ids import COORDINATOR, RunId, WorkerId
 from coterie.logs import get_logger
@@ -36,7 +34,7 @@ from coterie.transport.join_link import JoinLink
 from coterie.transport.server import FrameServer
 from coterie.transport.stream_link import StreamLink
 from coterie.units import format_bytes
-from coterie.worker.greeting import hello_of
+from coterie.worker.greeting import hello_of, welcome_in
 from coterie.worker.last_words import explained, failed
 from coterie.worker.outboxes import Outboxes
 from coterie.worker.own_device import OwnDevice
@@ -44,6 +42,7 @@ from coterie.worker.peers import Peers
 from coterie.worker.seat import COMPUTE_END_S
 from coterie.worker.seating import NEWS_S, Seating
 from coterie.worker.side_role import ServerRole
+from coterie.worker.watch import LOOK_S, DeviceWatch
 
 log = get_logger(__name__)
 
@@ -55,14 +54,16 @@ class Visit:
         device: What the worker computes with.
         peers: Its direct links to other workers.
         link: That to the coordinator, open.
+        watch: Looks after the device.
     """
 
-    def __init__(self, device: OwnDevice, peers: Peers, link: StreamLink) -> None:
+    def __init__(self, device: OwnDevice, peers: Peers, link: StreamLink, watch: DeviceWatch) -> None:
         self._settings = device.settings
         self._say = device.say
         self._device = device
         self._peers = peers
         self._link = link
+        self._watch = watch
         self._loop = asyncio.get_running_loop()
         self._ended: asyncio.Future[None] = self._loop.create_future()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -90,6 +91,7 @@ class Visit:
             await self._greet(join, server)
             self._spawn(self._read_coordinator())
             self._spawn(self._beat())
+            self._spawn(self._look_after())
             await self._ended
         except CoterieError as error:
             await self._report(failed(error))
@@ -115,18 +117,11 @@ class Visit:
                 f"{format_bytes(current_rss_bytes())} are more"
             )
         await self._send(hello_of(settings, join, server, budget.bytes, self._device.identity))
-        frame = await self._link.receive()
-        answer = unpack(frame.header.body) if frame.header.kind == CONTROL else None
-        match answer:
-            case Welcome():
-                # On disk before another word is said: the coordinator takes that word as a sign that the ticket came.
-                self._device.identity.keep_ticket(join.fingerprint, answer.ticket)
-                self._welcome, self._seating.worker = answer, answer.worker
-                self._say(f"joined run {answer.run} as {answer.worker} ({budget.why}; {RESERVE_PERCENT} % kept back)")
-            case Refused(slug=slug, message=message, hint=hint):
-                raise error_from_slug(slug, message, hint)
-            case _:
-                raise ProtocolError(f"the coordinator answered a hello with a {frame.header.kind} frame")
+        welcome = welcome_in(await self._link.receive())
+        # On disk before another word is said: the coordinator takes that word as a sign that the ticket came.
+        self._device.identity.keep_ticket(join.fingerprint, welcome.ticket)
+        self._welcome, self._seating.worker = welcome, welcome.worker
+        self._say(f"joined run {welcome.run} as {welcome.worker} ({budget.why}; {RESERVE_PERCENT} % kept back)")
 
     async def _read_coordinator(self) -> None:
         try:
@@ -222,7 +217,20 @@ class Visit:
         with contextlib.suppress(CoterieError):  # the link is gone: its reader says why, after what came before
             while True:
                 await asyncio.sleep(self._welcome.heartbeat_s)
-                await self._send(Heartbeat(rss_bytes=current_rss_bytes()))
+                await self._send(Heartbeat(rss_bytes=current_rss_bytes(), vitals=self._watch.vitals))
+
+    async def _look_after(self) -> None:
+        """Adapt what runs to the device's memory and to its owner; tell the coordinator what concerns it."""
+        self._watch.joined()
+        while True:
+            running = self._seating.running
+            for message in self._watch.look(running, computes=self._seating.has_stage or self._server is not None):
+                await self._send(message)
+                if isinstance(message, Goodbye):
+                    self._leave()
+            if self._server is not None:
+                self._server.set_speed(self._watch.speed)
+            await asyncio.sleep(LOOK_S)
 
     async def _send(self, message: Message, version: int = 0) -> None:
         await self._link.send(control(message, source=self._welcome.worker, plan_version=version))

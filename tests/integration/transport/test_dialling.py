@@ -6,11 +6,12 @@ import socket
 import pytest
 
 from coterie.errors import JoinRefusedError, NetworkError, VersionMismatchError
-from coterie.transport.certificates import make_identity, server_context
+from coterie.transport.certificates import client_context, make_identity, server_context
 from coterie.transport.connect import connect
 from coterie.transport.frame import Frame, FrameHeader
 from coterie.transport.join_link import JoinLink
 from coterie.transport.server import FrameServer, PeerInfo, ServedLink
+from coterie.transport.wire import MAGIC, PREAMBLE, WIRE_VERSION
 
 
 def test_candidates_that_do_not_answer_or_refuse_are_passed_over(bounded, join_of, echo) -> None:
@@ -134,6 +135,32 @@ def test_of_two_that_answer_the_earlier_candidate_is_taken_and_the_other_link_is
         assert len(server._links) == 3
         for link in links:
             await link.close()
+        await server.close()
+
+    bounded(test)
+
+
+def test_two_ends_of_different_wire_formats_both_name_both(bounded, join_of) -> None:
+    async def test() -> None:
+        heard: list[str] = []
+
+        async def take(link: ServedLink, _: PeerInfo) -> None:
+            try:
+                await link.receive()
+            except VersionMismatchError as error:
+                heard.append(error.message)
+                raise
+
+        server = FrameServer(take)
+        await server.start("127.0.0.1")
+        join = join_of(server)
+        context = client_context()
+        reader, writer = await asyncio.open_connection("127.0.0.1", join.port, ssl=context)
+        writer.write(PREAMBLE.pack(MAGIC, WIRE_VERSION + 1, 0, 1, 0))
+        answer = await reader.readexactly(PREAMBLE.size)
+        assert PREAMBLE.unpack(answer)[:2] == (MAGIC, WIRE_VERSION)
+        assert heard == [f"the peer speaks wire format {WIRE_VERSION + 1}, this side speaks {WIRE_VERSION}"]
+        writer.close()
         await server.close()
 
     bounded(test)
