@@ -14,7 +14,7 @@ from coterie.clock import Clock, SystemClock
 from coterie.errors import NonFiniteLossError, UnsupportedModelError
 from coterie.models import RandomKey, StageModule
 from coterie.pipeline.compute import computing
-from coterie.pipeline.executor_settings import BackendUse, ExecutorSettings, OutputTask
+from coterie.pipeline.executor_settings import BackendUse, ExecutorSettings, OutputTask, StateTaker
 from coterie.pipeline.gradients import clip_in_place, sum_in_unit_order, unit_squared_norms
 from coterie.pipeline.micro_batch import MicroBatch
 from coterie.pipeline.optimizer import StageOptimizer
@@ -51,7 +51,7 @@ class StageExecutor:
     a micro-batch adds nothing, such a step moves neither weights nor moments.
     """
 
-    def __init__(  # noqa: PLR0913 - what a stage is made of, the last two named at the call
+    def __init__(  # noqa: PLR0913 - what a stage is made of, the last three named at the call
         self,
         stage: StageModule,
         optimizer: StageOptimizer,
@@ -61,6 +61,7 @@ class StageExecutor:
         *,
         throttle: Throttle | None = None,
         backends: BackendUse | None = None,
+        taker: StateTaker | None = None,
     ) -> None:
         self._stage = stage
         self._optimizer = optimizer
@@ -72,6 +73,7 @@ class StageExecutor:
         finished as it was begun, and no number depends on it."""
         self._throttle = throttle
         self._backends = backends
+        self._taker = taker
         self._clock: Clock = SystemClock()
         self._stash = WeightStash(stage)
         self._device = next((parameter.device for parameter in stage.parameters().values()), torch.device("cpu"))
@@ -101,6 +103,7 @@ class StageExecutor:
             )
         actions = schedule.actions[stage_index]
         step_ends = {action.step: index for index, action in enumerate(actions)}
+        last_updates = {action.step: index for index, action in enumerate(actions) if action.kind == "U"}
         self._kind = schedule.kind
         self._first_step = first_step
         self._set_dropout(on=schedule.kind != "forward")
@@ -108,6 +111,8 @@ class StageExecutor:
         try:
             for index, action in enumerate(actions):
                 self._run_action(action, index)
+                if last_updates.get(action.step) == index:
+                    self._hand_out_state(first_step + action.step + 1)
                 if step_ends[action.step] == index:
                     step = first_step + action.step
                     self._end_step(self._tallies.pop(action.step), step)
@@ -118,6 +123,11 @@ class StageExecutor:
             raise
         assert not self._in_flight
         self._stash.install_current()
+
+    def _hand_out_state(self, steps_done: int) -> None:
+        if self._taker is not None:
+            with computing(self._settings.name):
+                self._taker.after_step(steps_done, self._stash.newest, self._optimizer.state())
 
     def _end_step(self, tally: StepTally, step: int) -> None:
         if self._backends is not None:
@@ -273,6 +283,8 @@ class StageExecutor:
                 step=step,
             )
         tally.learning_rate = spec.learning_rate_at(tally.update_samples)
+        if self._taker is not None:
+            self._wait(tally, self._taker.before_update)
         with self._busy("U", tally):
             parameters = self._stash.next_version(action.weight_version, index)
             tally.grad_norm = clip_in_place(gradients.values(), squared, spec.max_grad_norm)

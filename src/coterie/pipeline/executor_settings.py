@@ -1,10 +1,12 @@
 """What an executor is told beside its stage: how to run, and what the last stage does with the logits."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import msgspec
 from torch import Tensor
+
+from coterie.pipeline.optimizer import ParameterState
 
 
 class OutputTask(Protocol):
@@ -49,6 +51,26 @@ class BackendUse(Protocol):
 
     def step_ended(self, *, is_idle: bool) -> None:
         """An optimizer step is over; `is_idle`: no micro-batch is between its forward and its backward."""
+        ...
+
+
+class StateTaker(Protocol):
+    """Copies the trained state at optimizer steps, as the executor sees it. All calls come from its thread."""
+
+    def before_update(self) -> None:
+        """The trained parameters, or the optimizer's state, are about to change; may wait until they may."""
+        ...
+
+    def after_step(
+        self, steps_done: int, parameters: Mapping[str, Tensor], state: Mapping[str, ParameterState]
+    ) -> None:
+        """All updates of a step are done.
+
+        Args:
+            steps_done: Optimizer steps of the run so far.
+            parameters: The newest version of the trained parameters, by name.
+            state: The optimizer's, by parameter name. All tensors are the live ones until `before_update`.
+        """
         ...
 
 

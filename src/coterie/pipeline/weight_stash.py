@@ -103,6 +103,11 @@ class WeightStash:
         self.install_current()
 
     @property
+    def newest(self) -> dict[str, Parameter]:
+        """The newest parameters, whichever are in the module now."""
+        return self._current.parameters
+
+    @property
     def live_versions(self) -> int:
         """Distinct sets of parameters in memory, the newest included."""
         return len({id(weights) for weights in self._versions.values()})

@@ -2,6 +2,8 @@
 
 import asyncio
 import threading
+from collections.abc import Coroutine
+from concurrent.futures import Future
 
 from coterie.errors import CoterieError
 from coterie.transport.frame import Frame
@@ -57,9 +59,16 @@ class Outbox:
         if self._error is not None:
             raise self._error
 
+    def begin_drain(self) -> "Future[None]":
+        """Done when all that was posted so far is with the link, or never will be; asked for by the compute thread."""
+        return asyncio.run_coroutine_threadsafe(self._until(self._queue.join()), self._loop)
+
     async def drain(self) -> None:
-        """The same from the event loop."""
-        sent, abandoned = (self._loop.create_task(work) for work in (self._all_sent(), self._is_abandoned()))
+        """The same as `wait_until_sent` from the event loop."""
+        await self._until(self._all_sent())
+
+    async def _until(self, work: "Coroutine[None, None, None]") -> None:
+        sent, abandoned = self._loop.create_task(work), self._loop.create_task(self._is_abandoned())
         try:
             await asyncio.wait({sent, abandoned}, return_when=asyncio.FIRST_COMPLETED)
             if sent.done():

@@ -20,7 +20,7 @@ from coterie.cluster.messages import (
     unpack,
 )
 from coterie.errors import CoterieError, ProtocolError
-from coterie.ids import WorkerId
+from coterie.ids import COORDINATOR, WorkerId
 from coterie.logs import get_logger
 from coterie.models.anatomy import describe
 from coterie.planner.explain import name_units
@@ -131,6 +131,9 @@ class Seat:
         self._runner = StageRunner(self._worker, assign, self._device.settings, self._outboxes.to, self._on_failure)
         rows = -(-assign.plan.batch_rows // assign.plan.micro_batches)
         self._runner.sharing = self._device.sharing_at(rows)
+        if assign.replicate_every:
+            receivers = {COORDINATOR, assign.replica_peer or COORDINATOR}
+            self._runner.replica_outboxes = self._outboxes.aside(receivers)
         ports = make_ports(assign, place, self._mailbox, self._outboxes.to)
         received = {name.removeprefix(PARAMETER): tensor for name, tensor in tensors.items()}
         buffers = {name: received[name] for name in describe(assign.spec).buffers if name in received}
@@ -138,6 +141,21 @@ class Seat:
         await asyncio.to_thread(self._runner.build, tensors, held, ports)
         buffers |= {name: held[name] for name in describe(assign.spec).buffers if name in held}
         self._holdings.hold(assign.spec, self._units, buffers | self._runner.frozen)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the stage stands, so that it can be adapted."""
+        return self._runner is not None and self._runner.is_running
+
+    def adapt(self, *, recompute: bool, in_flight: int) -> None:
+        """See `StageRunner.adapt`."""
+        if self._runner is not None:
+            self._runner.adapt(recompute=recompute, in_flight=in_flight)
+
+    def set_speed(self, speed: float) -> None:
+        """See `StageRunner.set_speed`."""
+        if self._runner is not None:
+            self._runner.set_speed(speed)
 
     def submit(self, job: RunSegment | Generate | SaveState) -> None:
         """Queue a job behind those before it."""

@@ -15,9 +15,7 @@ from coterie.cluster.messages import (
     RunSegment,
     SaveState,
     StateSent,
-    UnitBody,
     control,
-    pack,
 )
 from coterie.errors import CoterieError, OutOfMemoryError
 from coterie.ids import COORDINATOR, WorkerId
@@ -32,16 +30,16 @@ from coterie.pipeline.optimizer import StageOptimizer
 from coterie.pipeline.throttle import Throttle
 from coterie.schedules import make_schedule
 from coterie.tasks.catalog import get_task
-from coterie.tensors.codecs import encode
-from coterie.transport.frame import Frame, FrameHeader
 from coterie.units import format_bytes
 from coterie.worker.network_ports import NetworkPorts
 from coterie.worker.outbox import Outbox
+from coterie.worker.replica_sender import ReplicaSender
 from coterie.worker.settings import WorkerSettings
 from coterie.worker.sharing import DeviceSharing, StageSharing
 from coterie.worker.side_ports import SidePorts
 from coterie.worker.side_stage import SideForward
 from coterie.worker.superseded import SupersededError
+from coterie.worker.trained_state import by_unit, unit_frame
 
 log = get_logger(__name__)
 
@@ -75,9 +73,13 @@ class StageRunner:
         self._executor: StageExecutor | None = None
         self._side: SideForward | None = None
         self._ports: NetworkPorts | None = None
+        self._throttle = Throttle(settings.full_speed)
+        self._depth = assign.plan.stages[assign.stage].in_flight
         self.sharing: DeviceSharing | None = None
         """The device's compute backends, if they are to share the stage's layers."""
         self._shared: StageSharing | None = None
+        self.replica_outboxes: Mapping[WorkerId, Outbox] = {}
+        """Where replicas of the trained state go; empty: none are made."""
 
     def build(self, tensors: Mapping[str, Tensor], held: Mapping[str, Tensor], ports: NetworkPorts) -> None:
         """Build the stage from the tensors of its units; runs in a helper thread.
@@ -124,15 +126,21 @@ class StageRunner:
                 recompute=place.recompute,
                 name=f"stage {self._assign.stage}",
             ),
-            throttle=self._throttle(),
+            throttle=self._throttle,
             backends=self._shared,
+            taker=self._taker(stage),
         )
         if self._assign.side is not None:
             assert isinstance(ports, SidePorts)
             name = f"stage {self._assign.stage}"
-            self._side = SideForward(stage, self._assign.side.side, ports, name=name, throttle=self._throttle())
+            self._side = SideForward(stage, self._assign.side.side, ports, name=name, throttle=self._throttle)
         reset_peak()
         self._thread.start()
+
+    def _taker(self, stage: StageModule) -> ReplicaSender | None:
+        if not self.replica_outboxes:
+            return None
+        return ReplicaSender(stage, self._assign, self._worker, self.replica_outboxes)
 
     def out_of_memory(self, error: BaseException) -> OutOfMemoryError:
         """The error with the numbers of this device."""
@@ -142,6 +150,21 @@ class StageRunner:
             f"{format_bytes(place.memory_limit)}, predicted peak {format_bytes(place.memory.total)} ({error})",
             hint='give the device more memory, use more micro-batches, recompute = "on", or lora',
         )
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the stage is built, and its thread has not ended."""
+        return self._thread.is_alive()
+
+    def adapt(self, *, recompute: bool, in_flight: int) -> None:
+        """Recompute from the next micro-batch on, or not; hold so many in flight from the next segment on."""
+        if self._executor is not None:
+            self._executor.recompute = recompute
+        self._depth = in_flight
+
+    def set_speed(self, speed: float) -> None:
+        """Compute at this share of a core's speed from the next action on."""
+        self._throttle.speed = speed
 
     def submit(self, job: RunSegment | Generate | SaveState) -> None:
         """Queue a job behind those before it."""
@@ -189,14 +212,14 @@ class StageRunner:
             self._side.run(job.first_step, job.steps)
             return
         assert self._executor is not None
+        depths = [stage.in_flight for stage in self._assign.plan.stages]
+        depths[self._assign.stage] = self._depth
         schedule = make_schedule(
             job.schedule,
             stages=len(self._assign.plan.stages),
             micro_batches=job.micro_batches,
             steps=job.steps,
-            in_flight=None
-            if job.schedule == "forward"
-            else tuple(stage.in_flight for stage in self._assign.plan.stages),
+            in_flight=None if job.schedule == "forward" else tuple(depths),
         )
         self._executor.run_segment(schedule, self._assign.stage, job.first_step)
 
@@ -212,39 +235,17 @@ class StageRunner:
             self._ports,
             job.spec,
             name=f"stage {self._assign.stage}",
-            throttle=self._throttle(),
+            throttle=self._throttle,
         )
         executor.run(job.first_step)
-
-    def _throttle(self) -> Throttle | None:
-        return Throttle(self._settings.speed) if self._settings.speed < 1 else None
 
     def _send_state(self, job: SaveState) -> None:
         """Send each trained unit's parameters and optimizer state, one frame a unit: one unit's copy at a time."""
         assert self._stage is not None
         assert self._optimizer is not None
         outbox = self._outbox_to(COORDINATOR)
-        state = self._optimizer.state()
-        by_unit: dict[int, dict[str, Tensor]] = {}
-        for name, parameter in self._stage.trainable().items():
-            if name == self._stage.tied_name and not self._stage.is_first:
-                continue  # both ends hold equal copies; the first one's is kept
-            tensors = by_unit.setdefault(self._stage.unit_of(name), {})
-            tensors[PARAMETER + name] = parameter.detach()
-            tensors |= {f"{OPTIMIZER}{name}/{field}": value for field, value in state.get(name, {}).items()}
-        for unit, tensors in sorted(by_unit.items()):
-            parts = [encode(tensor.cpu(), name, "raw") for name, tensor in tensors.items()]
-            header = FrameHeader(
-                kind=STATE,
-                source=self._worker,
-                target=COORDINATOR,
-                run=self._assign.run,
-                plan_version=self._assign.plan.version,
-                step=job.step,
-                body=pack(UnitBody(unit=unit)),
-                tensors=tuple(spec for spec, _ in parts),
-            )
-            outbox.post(Frame(header, tuple(buffer for _, buffer in parts)))
+        for unit, tensors in by_unit(self._stage, self._stage.trainable(), self._optimizer.state()).items():
+            outbox.post(unit_frame(STATE, (self._worker, COORDINATOR), self._assign, (job.step, unit), tensors))
         outbox.post(control(StateSent(step=job.step), source=self._worker, plan_version=self._assign.plan.version))
         # The buffers are the parameters themselves: they must be out before the next update changes them.
         outbox.wait_until_sent()
