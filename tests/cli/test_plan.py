@@ -18,7 +18,8 @@ from coterie.profiles.cluster_profile import DeviceProfile, plannable_bytes
 from coterie.units import MIB
 
 WISHES = ("--batch-rows", "4", "--micro-batches", "2", "--epochs", "2")
-DATA = RunData(rows=4, epoch=TokenCounts(padded=28, real=22, selected=16), steps_per_epoch=1, steps=2)
+TOKENS = TokenCounts(padded=28, real=22, selected=16)
+DATA = RunData(rows=4, epoch=TOKENS, largest=TOKENS, steps_per_epoch=1, steps=2)
 DEVICES = ("--device", "name=big,memory=500MiB", "--device", "name=small,memory=450MiB,speed=0.5")
 
 

@@ -80,7 +80,7 @@ def _key(recipe: Recipe) -> str | None:
     for source in sources:
         files += sorted(path for path in source.rglob("*") if path.is_file()) if source.is_dir() else [source]
     return profile_key(
-        "plan facts and data",
+        "plan facts, data, largest step",
         model=recipe.model,
         data=data,
         train={name: getattr(recipe.train, name) for name in _TRAIN_KEYS},

@@ -49,6 +49,7 @@ def make_plan(request: PlanRequest) -> Plan:
         one_device_step_s=alone_s,
         one_device_peak=alone_peak,
         notes=notes(candidate, fastest, alone_s, alone_peak),
+        keeps_data_local=bool(request.owner_workers),
     )
 
 
@@ -130,7 +131,7 @@ def _peak_alone(request: PlanRequest, device: DeviceProfile) -> int:
         allocator="tight" if request.allocator == "tight" else "default",
         device_type=device.device_type,
         accumulates=False,
-        kept_rows=request.kept_rows,
+        kept_rows=request.batch_rows if request.keeps_micro_batch else request.kept_rows,
         shared=device.shared_memory_at(request.batch_rows),
     )
     estimate = estimate_memory(

@@ -57,7 +57,7 @@ class MemorySettings(msgspec.Struct, frozen=True, kw_only=True):
     """What a stage's memory depends on besides its units, rows and depth.
 
     `accumulates` is False where a step has one micro-batch (under `stash` each is an update of its own anyway).
-    `kept_rows` are the rows of a generation that are under way at once, whose keys and values every stage keeps.
+    `kept_rows` are the rows of which every stage keeps something while others run: of a generation keys and values.
     `shared` is what a block takes more where compute backends share it.
     """
 

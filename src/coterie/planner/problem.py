@@ -127,7 +127,7 @@ class Problem:
             allocator=allocator,
             device_type=self.devices[device].device_type,
             accumulates=self.micro_batches > 1,
-            kept_rows=self.request.kept_rows,
+            kept_rows=self.rows if self.request.keeps_micro_batch else self.request.kept_rows,
             shared=self.devices[device].shared_memory_at(self.rows),
         )
 

@@ -44,6 +44,7 @@ class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):
         owner_workers: Workers of whoever owns the data: first and last stage are on one of these each, so that no
             others are sent token ids and labels. Empty: on any.
         kept_rows: Rows of a generation that are under way at once (0 in every other run).
+        keeps_micro_batch: Stages keep `kept_bytes_per_row` of the rows of one micro-batch: activations to be sent.
         version: Of the plan to be made; a re-plan counts up.
     """
 
@@ -65,6 +66,7 @@ class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):
     in_order: tuple[WorkerId, ...] = ()
     owner_workers: tuple[WorkerId, ...] = ()
     kept_rows: int = 0
+    keeps_micro_batch: bool = False
     version: int = 1
 
 

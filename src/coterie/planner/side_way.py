@@ -17,22 +17,18 @@ from coterie.ids import WorkerId
 from coterie.planner.decide import make_plan
 from coterie.planner.explain import name_units
 from coterie.planner.exposure import exposed_by_stages, exposed_to_server
-from coterie.planner.memory import LINK_COPIES, RUNTIME_BYTES
 from coterie.planner.plan import Plan, StageAssignment
 from coterie.planner.problem import CODEC_SIZE, Problem
-from coterie.planner.side_bytes import Backbone, cache_bytes, side_network_bytes, side_parameters, taps_bytes
+from coterie.planner.side_bytes import Backbone, cache_bytes, side_network_bytes, taps_bytes
+from coterie.planner.side_memory import hidden_width, server_memory, with_unsent, without_output_layer
 from coterie.planner.way import Span, Way, WayName, WaysRequest
 from coterie.planner.way_ledger import INPUT_BYTES, LABEL_BYTES, Ledger, among
-from coterie.profiles.model_profile import ModelProfile
 from coterie.units import format_bytes
 
 _FLOAT32_BYTES = 4
 STEP_OPERATIONS_PER_TAP = 64e6
 """What a step takes for each tap however few tokens there are (many small kernels, each called from Python), counted as
 operations so that it scales with the device's speed: about 2 ms a tap where a plain product runs 32 GFLOP/s."""
-
-_KEPT_VECTORS = 6
-"""Of width D for each tap and token while the server trains: the tap, the state, its norm, what is added, gradients."""
 
 
 def side_way(request: WaysRequest, name: WayName, workers: Sequence[WorkerId]) -> Way:
@@ -46,13 +42,11 @@ def side_way(request: WaysRequest, name: WayName, workers: Sequence[WorkerId]) -
     if reason := run.why_server_is_too_small():
         return Way(name=name, reason=reason)
     asked = among(request.frozen, workers, least=2 if is_pipeline else 1)
-    asked = msgspec.structs.replace(asked, model=run.on_devices, schedule="forward")
+    asked = msgspec.structs.replace(asked, model=run.on_devices, schedule="forward", keeps_micro_batch=True)
     try:
         plan = make_plan(asked)
     except DoesNotFitError as error:
         return Way(name=name, reason=error.message)
-    if reason := run.why_taps_do_not_fit(plan):
-        return Way(name=name, reason=reason)
     spans = run.spans(plan, Problem(asked, plan.micro_batches))
     owner, server = request.owner, run.ledger.device(request.server).name
     return Way(
@@ -84,10 +78,10 @@ class _SideRun:
         self.request = request
         self.ledger = Ledger(request)
         self.output = model.layers[-1]
-        width = model.layers[0].boundary.per_row // (_FLOAT32_BYTES * model.memory_tokens)
-        self.backbone = Backbone(blocks=len(model.layers) - 2, width=width)
+        self.backbone = Backbone(blocks=len(model.layers) - 2, width=hidden_width(model))
+        model = with_unsent(model, request.side, request.data, request.frozen.batch_rows)
         # An additive server gets predictions, which the devices must make; else it holds the output layer alone.
-        self.on_devices = model if request.side.mode == "additive" else _without_output_layer(model)
+        self.on_devices = model if request.side.mode == "additive" else without_output_layer(model)
         steps = request.data.steps
         self.collected_steps = min(steps, request.data.steps_per_epoch) if request.side.two_phases else steps
         self.collected_passes = self.collected_steps / request.data.steps_per_epoch
@@ -110,28 +104,19 @@ class _SideRun:
         taps = self.backbone.taps(side)
         network = 3 * taps * 4 * self.backbone.width * side.rank
         output = 2 * 2 * self.output.parameter_bytes + 2 * data.task_bytes
-        positions = data.epoch.selected / data.steps_per_epoch
+        read = data.epoch.selected / data.steps_per_epoch
         device = self.ledger.device(self._server)
-        operations = positions * (network + output / _FLOAT32_BYTES) + taps * STEP_OPERATIONS_PER_TAP
+        operations = self._sent_per_step() * network + read * output / _FLOAT32_BYTES + taps * STEP_OPERATIONS_PER_TAP
         return operations / device.flops_per_s + self._trained_bytes / device.update_bytes_per_s
 
     def peak_bytes(self) -> dict[str, int]:
         """The server's memory, by what takes it."""
-        side = self.request.side
-        taps, width = self.backbone.taps(side), self.backbone.width
-        positions = -(-self.request.data.epoch.selected // self.request.data.steps_per_epoch)
-        rows = -(-positions // self.request.frozen.model.memory_tokens)
-        vectors = positions * taps * (_KEPT_VECTORS * width + 2 * side.rank) * _FLOAT32_BYTES
-        received = LINK_COPIES * round(self._sent_per_step()) * taps * width * _FLOAT32_BYTES
-        cache = cache_bytes(self.request.data.epoch, self.backbone, side) if self.request.cache_in_memory else 0
+        side, data = self.request.side, self.request.data
+        copies = self.request.frozen.optimizer_state_copies
         return {
             "worker": self.ledger.device(self._server).base_bytes,
-            "weights": self.output.parameter_bytes + _FLOAT32_BYTES * side_parameters(self.backbone, side),
-            "gradients": self._trained_bytes,
-            "optimizer": self._trained_bytes * self.request.frozen.optimizer_state_copies,
-            "activations": vectors + self.output.saved.at(rows) + self.output.transient.at(rows),
-            "buffers": received + RUNTIME_BYTES,
-            "cache": cache,
+            **server_memory(self.output, self.backbone, side, data, optimizer_copies=copies),
+            "cache": cache_bytes(data.epoch, self.backbone, side) if self.request.cache_in_memory else 0,
         }
 
     def why_server_is_too_small(self) -> str:
@@ -150,23 +135,6 @@ class _SideRun:
             f"{device.name} has {format_bytes(device.memory_bytes)} and needs {format_bytes(needed)} as the server "
             f"({shown}), {format_bytes(needed - device.memory_bytes)} short"
         )
-
-    def stage_peak(self, stage: StageAssignment, plan: Plan) -> int:
-        """A stage's memory with the taps that wait to be sent, as float32."""
-        positions = self._sent_per_step() / plan.micro_batches
-        waiting = LINK_COPIES * positions * self._own_taps(stage) * self.backbone.width * _FLOAT32_BYTES
-        return stage.memory.total + round(waiting)
-
-    def why_taps_do_not_fit(self, plan: Plan) -> str:
-        """A stage that holds its layers, but not what it is to send."""
-        for stage in plan.stages:
-            needed = self.stage_peak(stage, plan)
-            if needed > stage.memory_limit:
-                return (
-                    f"{stage.device_name} has {format_bytes(stage.memory_limit)} and needs {format_bytes(needed)} with "
-                    f"the activations that wait to be sent, {format_bytes(needed - stage.memory_limit)} short"
-                )
-        return ""
 
     def _own_taps(self, stage: StageAssignment) -> int:
         """How many tapped blocks a stage holds; block i is unit i + 1 and layer i + 1 of the ladder."""
@@ -206,7 +174,7 @@ class _SideRun:
         owner, seconds = self.request.owner, 0.0
         for stage in plan.stages:
             words = f"{name_units(stage.first_unit, stage.stop_unit, self.backbone.blocks + 2)}, forward only"
-            self.ledger.take_part(stage.worker, words, self.stage_peak(stage, plan))
+            self.ledger.take_part(stage.worker, words, stage.memory.total)
             seconds += self.ledger.send(owner, stage.worker, stage.memory.weights)
         if owner not in {stage.worker for stage in plan.stages}:
             self.ledger.take_part(owner, "holds the data")
@@ -226,7 +194,3 @@ class _SideRun:
                 size = float(problem.sent_bytes[stage.stop_unit - 1]) * CODEC_SIZE[stage.send_codec]
                 self.ledger.send(stage.worker, plan.stages[number + 1].worker, micro_batches * size)
         self.ledger.send(owner, self._server, LABEL_BYTES * (data.epoch.selected + data.rows) * passes)
-
-
-def _without_output_layer(model: ModelProfile) -> ModelProfile:
-    return msgspec.structs.replace(model, layers=model.layers[:-1], tied=False, tied_bytes=0)

@@ -23,6 +23,7 @@ class RunData(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         rows: Rows of one epoch.
         epoch: Their tokens.
+        largest: Tokens of the largest optimizer step, at most.
         steps_per_epoch: Optimizer steps of one epoch.
         steps: Of the whole run.
         task_bytes: Of the model's own, what is trained beside a side network: new task layers (float32).
@@ -30,6 +31,7 @@ class RunData(msgspec.Struct, frozen=True, kw_only=True):
 
     rows: int
     epoch: TokenCounts
+    largest: TokenCounts
     steps_per_epoch: int
     steps: int
     task_bytes: int = 0

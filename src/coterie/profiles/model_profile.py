@@ -34,7 +34,8 @@ class LayerProfile(msgspec.Struct, frozen=True, kw_only=True):
         fresh_transient: The same where none exist yet (each update follows one micro-batch: `stash`).
         forward_flops_per_row: Multiply-adds x 2 of a forward at `typical_tokens`.
         backward_flops_per_row: The same for backward, given what is trained here and below.
-        kept_bytes_per_row: In a generation: what the unit keeps of one row at its longest (keys and values); else 0.
+        kept_bytes_per_row: What the unit keeps of one row while others run: in a generation keys and values, at their
+            longest; in side-tuning activations that wait to be sent; else 0.
     """
 
     name: str

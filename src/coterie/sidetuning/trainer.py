@@ -12,12 +12,11 @@ from coterie.jobs.optimizer_spec import OptimizerSpec
 from coterie.pipeline.executor_settings import OutputTask
 from coterie.pipeline.gradients import clip_in_place, squared_norm
 from coterie.pipeline.optimizer import ParameterState, StageOptimizer
+from coterie.planner.side_memory import piece_tokens
 from coterie.sidetuning.activations import ActivationBatch
 from coterie.sidetuning.additive import difference_loss_sum
 from coterie.sidetuning.side_model import SideModel
 
-_PIECE_ELEMENTS = 1 << 25
-"""Activations or logits that are worked on at a time: 128 MiB in float32."""
 _PARAMETERS, _OPTIMIZER = "parameters/", "optimizer/"
 
 
@@ -47,8 +46,7 @@ class SideTrainer:
         self._task = task
         self._spec = optimizer
         self._optimizer = StageOptimizer(optimizer)
-        layers, width = len(model.network.layers), model.network.width
-        self._piece_tokens = max(_PIECE_ELEMENTS // max(layers * width, model.output_width), 1)
+        self._piece_tokens = piece_tokens(len(model.network.layers), model.network.width, model.output_width)
 
     def step(self, batch: ActivationBatch, samples_seen: int) -> SideStep:
         """One optimizer step over the rows of a batch, which has labels, or in additive mode differences.

@@ -6,7 +6,7 @@ import torch
 from coterie.errors import CheckpointError, NonFiniteLossError
 from coterie.jobs.optimizer_spec import OptimizerSpec
 from coterie.jobs.side_spec import SideSpec
-from coterie.sidetuning import trainer as trainer_module
+from coterie.planner import side_memory
 from coterie.sidetuning.activations import ActivationBatch, join_rows
 from coterie.sidetuning.trainer import SideTrainer
 from coterie.tasks.causal_lm import CausalLm
@@ -64,7 +64,7 @@ def test_a_batch_in_pieces_of_tokens_learns_what_the_whole_batch_learns(side_cas
     batch = case.taps(side)
     sgd = OptimizerSpec(name="sgd", learning_rate=0.05, weight_decay=0.0, lr_schedule="constant")
     whole = trainer_of(case, side, sgd, CausalLm())
-    monkeypatch.setattr(trainer_module, "_PIECE_ELEMENTS", 3 * 96)
+    monkeypatch.setattr(side_memory, "PIECE_ELEMENTS", 3 * 96)
     pieces = trainer_of(case, side, sgd, CausalLm())
     assert batch.tokens > 2 * 3
     for _ in range(4):

@@ -20,6 +20,7 @@ from coterie.units import MIB
 BLOCKS, WIDTH, TOKENS = 6, 1024, 128  # of conftest's model: half a MiB of hidden states for a row of 128 tokens
 ROWS, BATCH, EPOCHS = 80, 8, 5
 EPOCH = TokenCounts(padded=ROWS * 64, real=ROWS * 50, selected=ROWS)
+LARGEST = TokenCounts(padded=BATCH * 100, real=BATCH * 80, selected=BATCH)
 RATE = 10e6  # bytes per second
 
 
@@ -37,7 +38,9 @@ def request(make_model, make_cluster, *, speeds=(1, 1, 10), memory=(4000, 4000, 
             "adapters": PlanRequest(model=msgspec.structs.replace(model, layers=adapted), **settings),
             "frozen": PlanRequest(model=msgspec.structs.replace(model, layers=frozen), schedule="forward", **settings),
             "side": SideSpec(rank=16),
-            "data": RunData(rows=ROWS, epoch=EPOCH, steps_per_epoch=10, steps=10 * EPOCHS, task_bytes=4 * MIB),
+            "data": RunData(
+                rows=ROWS, epoch=EPOCH, largest=LARGEST, steps_per_epoch=10, steps=10 * EPOCHS, task_bytes=4 * MIB
+            ),
             "owner": WorkerId("w0"),
             "server": WorkerId("w2"),
             **changes,
@@ -127,7 +130,7 @@ def test_without_two_phases_the_devices_run_in_every_epoch(ways):
 
 
 def test_a_run_that_ends_within_its_first_epoch_collects_no_more_than_it_uses(ways):
-    way = ways(data=RunData(rows=ROWS, epoch=EPOCH, steps_per_epoch=10, steps=4))["side-tuning"]
+    way = ways(data=RunData(rows=ROWS, epoch=EPOCH, largest=LARGEST, steps_per_epoch=10, steps=4))["side-tuning"]
     assert way.device_passes == 0.4
     assert "replay" not in spans(way)
 
