@@ -14,16 +14,26 @@ if TYPE_CHECKING:
 
 
 class ConsoleObserver:
-    """A `RunObserver` that prints. Under `--json` everything but the result goes to the standard error."""
+    """A `RunObserver` that prints. Under `--json` everything but the result goes to the standard error.
 
-    def __init__(self, *, as_json: bool) -> None:
+    Args:
+        as_json: Whether the result is JSON.
+        qr: Whether to show the join link as a QR code too; None: if the output is a terminal. Never under `--json`.
+    """
+
+    def __init__(self, *, as_json: bool, qr: bool | None = None) -> None:
         self._stream = sys.stderr if as_json else sys.stdout
+        self._shows_qr = not as_json and (self._stream.isatty() if qr is None else qr)
         self._display: ProgressDisplay | None = None
 
     def joinable(self, join_link: str) -> None:
         """Show how others join."""
         self.notice("on each further device, run (the link is a secret):")
         self.notice(f"  coterie worker '{join_link}'")
+        if self._shows_qr:
+            from coterie.cli.qr_code import qr_text  # noqa: PLC0415 - only now a code is shown
+
+            self.notice(qr_text(join_link, self._stream))
 
     def notice(self, text: str) -> None:
         """Print a line, above the live display if there is one."""
@@ -75,7 +85,7 @@ class PlainConsole(ConsoleObserver):
     """
 
     def __init__(self, *, as_json: bool, shows_progress: bool = False) -> None:
-        super().__init__(as_json=as_json)
+        super().__init__(as_json=as_json, qr=False)
         self._rows = RowsDisplay(sys.stderr) if shows_progress and sys.stderr.isatty() else None
 
     def __enter__(self) -> Self:

@@ -14,9 +14,16 @@ def add_parser(verbs: "argparse._SubParsersAction[Parser]") -> Parser:
         "train",
         help="fine-tune a model over several devices",
         description="Fine-tune a model as a recipe says. Flags override the recipe's fields.\n"
-        "Prints a link with which `coterie worker LINK` joins from other machines, if the recipe waits for some.",
+        "Prints a link with which `coterie worker LINK` joins from other machines, if the recipe waits for some; in a\n"
+        "terminal a QR code of it too.",
     )
     parser.add_argument("recipe", nargs="?", type=Path, help="the recipe, a TOML file; without one, flags say it all")
+    parser.add_argument(
+        "--qr",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="show the join link as a QR code too; default: if the output is a terminal",
+    )
     add_recipe_flags(parser)
     return parser
 
@@ -32,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
     from coterie.cli.console import ConsoleObserver  # noqa: PLC0415
     from coterie.metrics.summary import print_summary, summary_line  # noqa: PLC0415
 
-    observer = ConsoleObserver(as_json=args.json)
+    observer = ConsoleObserver(as_json=args.json, qr=args.qr)
     try:
         result = api.train(recipe, observer)
     finally:
