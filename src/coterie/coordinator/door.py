@@ -83,6 +83,7 @@ class Door:
         self._tokens = JoinTokens(clock, book.tokens if book else ())
         self._guests = {guest.identity: guest for guest in book.guests} if book else {}
         self._new: set[str] = set()
+        self._own: set[str] = set()
         if folder is not None and certificate is None:
             _write(folder, _CERTIFICATE, self.certificate)
             self._save()  # no book of an older certificate must be found beside it
@@ -102,11 +103,20 @@ class Door:
         self.port = port
         self._save()
 
-    def issue(self, *, uses: int = 1, minutes: float | None = None) -> str:
-        """A new token, good for `uses` devices and, if `minutes` are given, for so long."""
+    def issue(self, *, uses: int = 1, minutes: float | None = None, own: bool = False) -> str:
+        """A new token, good for `uses` devices and, if `minutes` are given, for so long.
+
+        One that is `own` is for workers that the coordinator starts beside itself, and nobody else gets to know it.
+        """
         token = self._tokens.issue(uses=uses, minutes=minutes)
+        if own:
+            self._own.add(digest_of(token))
         self._save()
         return token
+
+    def is_own(self, hello: Hello) -> bool:
+        """Whether a device that was let in is a worker that this process has started beside itself."""
+        return any(hmac.compare_digest(digest_of(hello.token), digest) for digest in self._own)
 
     def knock(self, hello: Hello) -> WorkerId | None:
         """Check who knocks, and take a use of its token if it was never in. `let_in` or `turn_away` must follow.

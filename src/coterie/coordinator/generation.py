@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from coterie.cluster.messages import BATCH, PREDICTIONS, Generate, GenerationBody, StepDone, pack
+from coterie.coordinator.feeding import Audience, audiences, without_ids
 from coterie.coordinator.job import Job
 from coterie.coordinator.member import Member
 from coterie.coordinator.members import Members
@@ -77,6 +78,7 @@ class PipelineGeneration:
         self._plan = plan
         self._prompts = prompts
         self._stages: tuple[Member, ...] = tuple(members.by_id[stage.worker] for stage in plan.stages)
+        self._audiences = audiences(plan, [member.is_owner for member in self._stages])
         self._step = GENERATION_STEPS
         self._ended: list[int] = []
 
@@ -128,16 +130,22 @@ class PipelineGeneration:
 
     async def _send(self, body: GenerationBody, arrays: Mapping[str, IntArray]) -> int:
         step, self._step = self._step, self._step + 1
-        await asyncio.gather(*(member.send_frame(self._frame(member, step, body, arrays)) for member in self._stages))
+        await asyncio.gather(
+            *(
+                member.send_frame(self._frame(audience, step, body, arrays))
+                for member, audience in zip(self._stages, self._audiences, strict=True)
+            )
+        )
         return step
 
-    def _frame(self, member: Member, step: int, body: GenerationBody, arrays: Mapping[str, IntArray]) -> Frame:
+    def _frame(self, target: Audience, step: int, body: GenerationBody, arrays: Mapping[str, IntArray]) -> Frame:
         # A copy for each: a link may hold on to its buffer after the group has moved on.
-        copies = {name: array.copy() for name, array in arrays.items()}
+        seen = arrays if target.sees_ids else without_ids(arrays)
+        copies = {name: array.copy() for name, array in seen.items()}
         header = FrameHeader(
             kind=BATCH,
             source=COORDINATOR,
-            target=member.worker,
+            target=target.worker,
             run=self._members.run,
             plan_version=self._plan.version,
             step=step,

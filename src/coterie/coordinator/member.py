@@ -19,6 +19,7 @@ class Member:
     """One worker that is in.
 
     Attributes:
+        is_owner: Whether it runs on the data owner's own machine, started by the coordinator there.
         aside: What it says while it has no stage: answers to whoever measures it.
         on_broken: Called with what broke the link, when something is sent to it in vain.
     """
@@ -33,8 +34,14 @@ class Member:
         self.is_relaying = False
         self.is_gone = False
         self.ticket = ""
+        self.is_owner = False
         self.aside: asyncio.Queue[Event] = asyncio.Queue(MOST_ASIDE)
         self.on_broken: Callable[[WorkerLostError], None] = lambda _error: None
+
+    def put_aside(self, event: "Event") -> None:
+        """Keep what it says while it has no stage, for whoever measures it; of too much the last is dropped."""
+        if not self.aside.full():
+            self.aside.put_nowait(event)
 
     async def send(self, message: Message, *, plan_version: int = 0) -> None:
         """Send a control message; with a plan's version where it means nothing to a worker of a later plan.

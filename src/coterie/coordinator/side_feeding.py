@@ -23,7 +23,7 @@ from coterie.cluster.side_messages import (
     TapsBody,
 )
 from coterie.coordinator.feeders import EvaluationFeeder, TrainingFeeder
-from coterie.coordinator.feeding import FedMicroBatch, batch_frame
+from coterie.coordinator.feeding import Audience, FedMicroBatch, batch_frame
 from coterie.coordinator.job import Job
 from coterie.ids import COORDINATOR, RunId, WorkerId
 from coterie.sidetuning.readout import TokenSelector
@@ -126,7 +126,7 @@ def device_frame(item: Item, run: RunId, target: WorkerId, *, labelled: bool) ->
         inputs[LOSS_INDEX_TENSOR] = selection.loss_index.numpy()
     body = BatchBody(rows=len(due.rows), step_loss_tokens=0, micro_batch_loss_tokens=0, samples_seen=0, split=due.split)
     batch = FedMicroBatch(body, inputs, item.batch.labels)
-    return batch_frame(batch, run, PLAN_VERSION, (item.number, 0), target, labelled=labelled)
+    return batch_frame(batch, run, PLAN_VERSION, (item.number, 0), Audience(worker=target, sees_labels=labelled))
 
 
 def server_frame(item: Item, run: RunId, target: WorkerId, *, parts: int, labelled: bool) -> Frame:

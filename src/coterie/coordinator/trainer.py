@@ -19,7 +19,7 @@ from coterie.cluster.messages import (
     UnitBody,
     unpack,
 )
-from coterie.coordinator.feeding import Feeder, batch_frame
+from coterie.coordinator.feeding import Feeder, audiences, batch_frame
 from coterie.coordinator.ledger import Ledger, StepEntry
 from coterie.coordinator.member import Event, Member
 from coterie.coordinator.members import Members
@@ -36,12 +36,17 @@ FED_AHEAD = 2
 """Steps fed before they are needed: one under way, one waiting, so that no stage waits for the coordinator."""
 
 
+class BrokenOffError(Exception):
+    """What was under way is given up at once, since something else cannot wait: training goes on from a replica."""
+
+
 class Trainer:
     """One plan being run. `on_step` is called once per finished optimizer step, in order.
 
     Attributes:
         stop_requested: The user wants to stop: `run` ends before the next segment, an evaluation at once.
         break_requested: `run` ends before the next segment, since something else is to be done where no step is open.
+        break_off: The same at once, in the middle of what is under way: `BrokenOffError`. Call `Members.wake` after it.
         is_paused: No further step is fed; those that are fed come to their end. Call `Members.wake` after a change.
         on_replica: Takes the trained tensors of (step, unit) in a frame.
         on_idle: Called when a pause has taken effect: no step is under way.
@@ -60,6 +65,7 @@ class Trainer:
         self._feeder = feeder
         self._on_step = on_step
         self.stages: tuple[Member, ...] = tuple(members.by_id[stage.worker] for stage in plan.stages)
+        self._audiences = audiences(plan, [member.is_owner for member in self.stages])
         self._ledger = Ledger(tuple(stage.worker for stage in plan.stages), first_step)
         self._norms: dict[int, dict[WorkerId, NormPart]] = {}
         self._completed = first_step
@@ -69,6 +75,7 @@ class Trainer:
         self._forward_loss_sum = 0.0
         self.stop_requested = False
         self.break_requested = False
+        self.break_off = False
         self.is_paused = False
         self.on_replica: Callable[[int, int, Frame], None] = lambda _step, _unit, _frame: None
         self.on_idle: Callable[[bool], None] = lambda _idle: None
@@ -126,16 +133,9 @@ class Trainer:
             await asyncio.gather(
                 *(
                     member.send_frame(
-                        batch_frame(
-                            batch,
-                            self._members.run,
-                            self.plan.version,
-                            (wire_step, index),
-                            member.worker,
-                            labelled=member is self.stages[-1],
-                        )
+                        batch_frame(batch, self._members.run, self.plan.version, (wire_step, index), audience)
                     )
-                    for member in self.stages
+                    for member, audience in zip(self.stages, self._audiences, strict=True)
                 )
             )
 
@@ -145,6 +145,8 @@ class Trainer:
         None also when somebody wants the caller to look again, see `Members.wake`.
         """
         event = await self._members.next_event_or_wake()
+        if self.break_off:
+            raise BrokenOffError
         if event is None:
             return None
         try:

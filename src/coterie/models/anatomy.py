@@ -51,6 +51,7 @@ class Anatomy(msgspec.Struct, frozen=True, kw_only=True):
         blocks_name: Module name of the list of blocks.
         stub_form: What the model's loop takes from a block.
         context_length: Most tokens in a row, or None if the model has no such limit.
+        blocks_read_ids: Whether a stage of blocks alone needs the values of token ids.
     """
 
     unit_names: tuple[str, ...]
@@ -64,6 +65,7 @@ class Anatomy(msgspec.Struct, frozen=True, kw_only=True):
     blocks_name: str
     stub_form: StubForm
     context_length: int | None
+    blocks_read_ids: bool = False
 
     @property
     def unit_count(self) -> int:
@@ -147,6 +149,7 @@ def describe(spec: ModelSpec) -> Anatomy:
         blocks_name=blocks_name,
         stub_form=seen.form,
         context_length=_context_length(model, model.config),
+        blocks_read_ids=seen.blocks_read_ids,
     )
 
 

@@ -33,11 +33,13 @@ class Probe(msgspec.Struct, frozen=True, kw_only=True):
         form: What the model's loop takes from a block.
         phases: Per parameter name (all names of tied ones), when operations used it: before, between, after blocks.
         slot_phases: Per parameter name, when the module that holds it was called.
+        blocks_read_ids: Whether blocks are given something that depends on token ids beside the hidden states.
     """
 
     form: StubForm
     phases: Mapping[str, frozenset[int]]
     slot_phases: Mapping[str, frozenset[int]]
+    blocks_read_ids: bool
 
 
 class _NotAChainError(Exception):
@@ -45,13 +47,19 @@ class _NotAChainError(Exception):
 
 
 class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's class is untyped
-    """Notes which parameters operations take, and in which phase."""
+    """Notes which parameters operations take, and in which phase; and what was made from token ids."""
 
-    def __init__(self, parameters: Mapping[int, int], phase: Callable[[], int]) -> None:
+    def __init__(self, parameters: Mapping[int, int], phase: Callable[[], int], ids: torch.Tensor) -> None:
         super().__init__()  # type: ignore[no-untyped-call] # torch's class is untyped
         self._groups = parameters
         self._phase = phase
         self.used: defaultdict[int, set[int]] = defaultdict(set)
+        # By identity, and held so that no other tensor gets one of these identities.
+        self._from_ids: dict[int, torch.Tensor] = {id(ids): ids}
+
+    def is_from_ids(self, tensor: torch.Tensor) -> bool:
+        """Whether the values of a tensor depend on those of the token ids."""
+        return id(tensor) in self._from_ids
 
     def __torch_dispatch__(
         self,
@@ -63,10 +71,21 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's clas
         """Runs the operation; a question about values ("is any token padded?") is answered yes, there are none."""
         if func is torch.ops.aten._local_scalar_dense.default:  # noqa: SLF001 - `Tensor.item`
             return True
+        depends = False
         for leaf in tree_leaves((args, kwargs)):
             if isinstance(leaf, torch.Tensor) and id(leaf) in self._groups:
                 self.used[self._groups[id(leaf)]].add(self._phase())
-        return func(*args, **(kwargs or {}))
+            depends = depends or (isinstance(leaf, torch.Tensor) and self.is_from_ids(leaf))
+        result = func(*args, **(kwargs or {}))
+        if depends and not _only_shape(str(func)):
+            self._from_ids |= {id(leaf): leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)}
+        return result
+
+
+def _only_shape(operation: str) -> bool:
+    """Whether an operation takes of a tensor its shape and type alone, such as `aten.zeros_like.default`."""
+    name = operation.split(".")[1]
+    return name.endswith("_like") or name.startswith("new_")
 
 
 class _Chain:
@@ -77,6 +96,8 @@ class _Chain:
         self.count = len(blocks)
         self.called: list[int] = []
         self.shape: torch.Size | None = None
+        self.is_from_ids: Callable[[torch.Tensor], bool] = lambda _tensor: False
+        self.read_ids = False
         self.border = 0
         """Number of the autograd operation that made the last block's result."""
 
@@ -120,6 +141,8 @@ class _Chain:
         """Refuses blocks that read parameters of the embedding beside the hidden states: other stages lack them."""
         hidden = hidden_argument(args, kwargs)
         for leaf in tree_leaves((args, kwargs)):
+            if isinstance(leaf, torch.Tensor) and leaf is not hidden and self.is_from_ids(leaf):
+                self.read_ids = True
             if isinstance(leaf, torch.Tensor) and leaf is not hidden and leaf.requires_grad:
                 raise UnsupportedModelError(
                     f"the blocks of {self.model_name} share a tensor made of parameters, of shape "
@@ -191,10 +214,12 @@ def _run(model: "PreTrainedModel", blocks: nn.ModuleList, originals: list[nn.Mod
         names = [f"{owner_name}.{leaf}" if owner_name else leaf for leaf, _ in owner.named_parameters(recurse=False)]
         if names:
             handles.append(owner.register_forward_pre_hook(_noting(slot_phases, names, chain)))
-    watch = _Watch(groups, lambda: chain.phase)
+    inputs = _inputs(model)
+    watch = _Watch(groups, lambda: chain.phase, inputs["input_ids"])
+    chain.is_from_ids = watch.is_from_ids
     try:
         with watch:
-            logits = model(**_inputs(model)).logits
+            logits = model(**inputs).logits
     finally:
         for handle in handles:
             handle.remove()
@@ -214,6 +239,7 @@ def _run(model: "PreTrainedModel", blocks: nn.ModuleList, originals: list[nn.Mod
         form=form,
         phases={name: frozenset(watch.used[groups[id(parameter)]]) for name, parameter in slots.items()},
         slot_phases={name: frozenset(slot_phases[name]) for name in slots},
+        blocks_read_ids=chain.read_ids,
     )
 
 
@@ -227,13 +253,13 @@ def _noting(
     return note
 
 
-def _inputs(model: "PreTrainedModel") -> dict[str, object]:
+def _inputs(model: "PreTrainedModel") -> dict[str, torch.Tensor]:
     accepted = inspect.signature(model.forward).parameters
     if "input_ids" not in accepted:
         raise UnsupportedModelError(
             f"{type(model).__name__} does not read tokens (input_ids)", hint=f"supported are {SUPPORTED}"
         )
-    inputs: dict[str, object] = {"input_ids": torch.zeros(_ROWS, _TOKENS, dtype=torch.long, device="meta")}
+    inputs = {"input_ids": torch.zeros(_ROWS, _TOKENS, dtype=torch.long, device="meta")}
     if "attention_mask" in accepted:
         inputs["attention_mask"] = torch.ones(_ROWS, _TOKENS, dtype=torch.long, device="meta")
     return inputs

@@ -83,6 +83,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """A decision, never changed: a new situation makes a new plan with a higher `version`.
 
     `micro_batches` and `batch_rows` are fixed for a run, through every re-plan: they are part of what the numbers mean.
+    `keeps_data_local`: token ids and labels are for the devices of their owner only, which run the two ends.
     `one_device_peak` and `one_device_step_s` are what the fastest single device would need with the same batch, whole.
     """
 
@@ -98,3 +99,4 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     one_device_step_s: float
     one_device_peak: int
     notes: tuple[str, ...] = ()
+    keeps_data_local: bool = False

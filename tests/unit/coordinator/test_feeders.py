@@ -5,7 +5,7 @@ import pytest
 
 from coterie.cluster.messages import BATCH, BatchBody, unpack
 from coterie.coordinator.feeders import MOST_EVALUATION_ROWS, EvaluationFeeder, TrainingFeeder
-from coterie.coordinator.feeding import LABELS, batch_frame
+from coterie.coordinator.feeding import LABELS, Audience, batch_frame
 from coterie.ids import RunId, WorkerId
 from coterie.tasks.examples import IGNORED_LABEL
 
@@ -65,7 +65,8 @@ def test_evaluation_counts_the_labels_of_its_rows(job):
 def test_only_the_last_stage_gets_the_labels_and_every_frame_says_where_it_belongs(job):
     fed = TrainingFeeder(job, 2).micro_batches(0)[0]
     with_labels, without = (
-        batch_frame(fed, RunId("run"), 3, (7, 1), WorkerId("board"), labelled=labelled) for labelled in (True, False)
+        batch_frame(fed, RunId("run"), 3, (7, 1), Audience(worker=WorkerId("board"), sees_labels=labelled))
+        for labelled in (True, False)
     )
     for frame in (with_labels, without):
         header = frame.header

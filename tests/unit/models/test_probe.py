@@ -112,3 +112,22 @@ def test_what_goes_around_the_blocks_is_refused(body: Body, reason: str) -> None
     model = empty(body)
     with pytest.raises(UnsupportedModelError, match=reason):
         probe(model, find_blocks(model)[1])  # type: ignore[arg-type]
+
+
+def told_the_ids(model: Chain, hidden: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    for block in model.blocks:
+        hidden = block(hidden, extra=(ids.float() - 1).unsqueeze(-1))
+    return hidden
+
+
+def told_their_shape(model: Chain, hidden: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    places = torch.arange(ids.shape[1], device=ids.device).expand_as(ids) + torch.zeros_like(ids)
+    for block in model.blocks:
+        hidden = block(hidden, extra=places.float().unsqueeze(-1))
+    return hidden
+
+
+@pytest.mark.parametrize(("body", "read"), [(plain, False), (told_their_shape, False), (told_the_ids, True)])
+def test_blocks_that_are_told_token_ids_are_told_from_those_that_are_told_their_shape(body: Body, read: bool) -> None:
+    model = empty(body)
+    assert probe(model, find_blocks(model)[1]).blocks_read_ids == read  # type: ignore[arg-type]
