@@ -1,6 +1,7 @@
 """What holds for every test."""
 
 import gc
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,14 @@ settings.register_profile("search", derandomize=False, max_examples=1000, **PATI
 settings.load_profile("same")
 
 TESTS = Path(__file__).parent
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_settings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Identities and known devices of tests are not the user's own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COTERIE_CONFIG", str(tmp_path_factory.mktemp("config")))
+        yield
 
 
 @pytest.hookimpl(tryfirst=True)

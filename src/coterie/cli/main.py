@@ -19,6 +19,7 @@ from coterie.cli import (
     export,
     go_on,
     init,
+    known,
     pause,
     plan,
     predict,
@@ -47,7 +48,7 @@ class Verb(Protocol):
 
 VERBS: tuple[Verb, ...] = (
     *(demo, init, plan, train, worker),
-    *(status, pause, go_on, stop),
+    *(status, pause, go_on, stop, known),
     *(evaluate, predict, export, verify, audit, profile, doctor),
 )
 """In the order of the help page."""
