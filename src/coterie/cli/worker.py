@@ -6,8 +6,9 @@ import platform
 from pathlib import Path
 
 from coterie.cli.parser import Parser
+from coterie.cli.worker_terms import add_terms, battery_of, memory_file_of, terms_of, watts_of
 from coterie.errors import UsageError
-from coterie.local import JOIN_LINK_VARIABLE
+from coterie.local import JOIN_LINK_VARIABLE, PARENT_VARIABLE
 from coterie.units import parse_memory
 from coterie.worker.settings import WorkerSettings
 
@@ -57,6 +58,7 @@ def add_parser(verbs: "argparse._SubParsersAction[Parser]") -> Parser:
         metavar="FOLDER",
         help="of a server: where it keeps activations and its state, so that it may be killed; default: in memory",
     )
+    add_terms(parser)
     return parser
 
 
@@ -90,6 +92,12 @@ def _settings(args: argparse.Namespace) -> WorkerSettings:
         backends=_backends(args.backends),
         role=args.role,
         cache_folder=_cache_folder(args),
+        parent=int(os.environ.pop(PARENT_VARIABLE, "0")),
+        terms=terms_of(args),
+        battery=battery_of(args),
+        watts=watts_of(args),
+        memory_file=memory_file_of(args),
+        keep_awake=not args.no_keep_awake,
         identity=args.identity,
     )
 

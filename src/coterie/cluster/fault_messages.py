@@ -23,6 +23,8 @@ class Vitals(msgspec.Struct, frozen=True, kw_only=True):
         watts_source: `battery`, `rapl`, or `model`: what its owner stated, or a usual figure.
         celsius: The hottest sensor.
         available_bytes: Memory that the worker could still take, by its budget and by what the machine has free.
+        reserve: Charge at which its owner wants it to have nothing left to do, unless it is plugged in.
+        only_on_power: Its owner lets it compute only while it is plugged in.
     """
 
     battery: float | None = None
@@ -32,6 +34,8 @@ class Vitals(msgspec.Struct, frozen=True, kw_only=True):
     watts_source: str = ""
     celsius: float | None = None
     available_bytes: int | None = None
+    reserve: float = 0.2
+    only_on_power: bool = False
 
 
 class Replicated(Message, frozen=True, kw_only=True):

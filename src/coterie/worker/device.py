@@ -57,7 +57,7 @@ def measured_device(
     clock = clock or SystemClock()
     if sharing is not None:
         sharing.measure(request)
-    speed = settings.speed if settings.speed < 1 else None
+    speed = settings.full_speed if settings.full_speed < 1 else None
     memory = plannable_bytes(memory_budget(settings.memory_bytes, device_type=settings.device_type).bytes)
     key = device_profile_key(
         request.model.key,

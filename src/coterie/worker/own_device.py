@@ -4,6 +4,8 @@ from collections.abc import Callable
 
 from coterie.cluster.messages import Profiled, ProfileRequest
 from coterie.ids import WorkerId
+from coterie.profiles.cluster_profile import SharedMemory
+from coterie.profiles.model_profile import ModelProfile
 from coterie.transport.identity import open_identity
 from coterie.worker.device import measured_device
 from coterie.worker.settings import WorkerSettings
@@ -24,6 +26,10 @@ class OwnDevice:
         self.identity = open_identity(settings.identity or None)
         self._sharing: DeviceSharing | None = None
         self._shares_at: Callable[[int], bool] = lambda _rows: False
+        self.model: ModelProfile | None = None
+        """What the run's model takes, once the coordinator has asked how fast this device is on it."""
+        self.shared_memory = SharedMemory()
+        """What sharing a block among backends takes more."""
 
     def measured(self, request: ProfileRequest, worker: WorkerId) -> Profiled:
         """What this device can do; takes its time. Backends are looked for only where they may take part."""
@@ -31,6 +37,7 @@ class OwnDevice:
             self._sharing = DeviceSharing(self.settings, self.say)
         measured = measured_device(self.settings, request, worker, sharing=self._sharing)
         self._shares_at = measured.profile.shares_at
+        self.model, self.shared_memory = request.model, measured.profile.shared_memory
         return measured
 
     def sharing_at(self, rows: int) -> DeviceSharing | None:

@@ -129,6 +129,16 @@ class Peers:
                 del self.links[worker]
                 self._on_lost(worker, error)
 
+    def forget(self) -> None:
+        """Drop every link, and let nobody in until `expect`: the coordinator is lost, and all will be told anew."""
+        for task in self._tasks:
+            task.cancel()
+        for link in self.links.values():
+            link.abort()
+        self.links.clear()
+        self.carriers.clear()
+        self._token = ""
+
     async def close(self) -> None:
         """Close every link."""
         for task in self._tasks:

@@ -72,6 +72,11 @@ class Seating:
         """Whether anybody relies on this worker."""
         return self._seat is not None
 
+    @property
+    def running(self) -> Seat | None:
+        """The stage, if it stands and can be adapted."""
+        return self._seat if self._seat is not None and self._seat.is_running else None
+
     async def handle(self, message: object, frame: Frame) -> bool:
         """Whether a message was about a stage; then it has been dealt with.
 
@@ -173,7 +178,9 @@ class Seating:
             self.trouble = None
         stage, stages = seat.assign.stage, seat.assign.plan.stages
         after = stages[stage + 1].worker if stage + 1 < len(stages) else None
-        link_to_next = "" if after is None else self._peers.carriers.get(after, "relayed")
+        link_to_next = ""
+        if after is not None:
+            link_to_next = self._peers.carriers[after] if after in self._peers.links else "relayed"
         await self._send(StageReady(stage=stage, link_to_next=link_to_next), seat.version)
 
     def take_data(self, frame: Frame) -> None:

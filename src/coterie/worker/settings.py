@@ -8,6 +8,10 @@ from coterie.jobs.roles import WorkerRole
 from coterie.profiles.cluster_profile import DeviceType
 from coterie.profiles.head_allocation import HeadAllocation
 from coterie.transport.user_settings import IN_MEMORY
+from coterie.worker.conditions import OwnerConditions
+
+MIN_BATTERY = 0.2
+"""Charge at which a worker leaves unless its owner says otherwise: a phone below it warns its owner."""
 
 
 class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,7 +30,15 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
         role: Runs layers of the model, or is the server that trains a side network.
         cache_folder: Where a server keeps activations and its state; None: in memory, gone when it ends.
         identity: A file with the device's key, or `memory` for one that is gone with the process; empty: the user's.
+        terms: When the worker must leave, how much of the processor it may take, and whether it yields.
+        battery: Where to ask about the battery: `auto`, `none`, or `simulated:…` (see `measure.simulated_battery`).
+        watts: What the device draws beyond idling while it computes, used where nothing measures it; None: a usual
+            figure.
+        memory_file: A file with a size that limits the worker's memory while it exists; read anew all the time.
+        keep_awake: Keep the machine from going to sleep while the worker has layers.
         allocation: Who computes which heads and neurons; None: whatever is fastest (for comparisons, as cuts are).
+        parent: Process of the coordinator, if that started this worker: when it is gone nobody waits for it. 0: it did
+            not.
     """
 
     name: str
@@ -41,7 +53,18 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     role: WorkerRole = "device"
     cache_folder: Path | None = None
     identity: str = IN_MEMORY
+    terms: OwnerConditions = OwnerConditions(min_battery=MIN_BATTERY)
+    battery: str = "auto"
+    watts: float | None = None
+    memory_file: Path | None = None
+    keep_awake: bool = True
     allocation: HeadAllocation | None = None
+    parent: int = 0
+
+    @property
+    def full_speed(self) -> float:
+        """Share of a core's speed while the owner does not work: what is measured and planned with."""
+        return self.speed * self.terms.share
 
     @property
     def shares_layers(self) -> bool:

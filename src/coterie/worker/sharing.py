@@ -107,7 +107,7 @@ class DeviceSharing:
     def begin(self, stage: StageModule) -> "StageSharing":
         """Share the blocks of the stage that is going to run."""
         dealt = None
-        if self._profiles is not None and self._settings.speed == 1:
+        if self._profiles is not None and self._settings.full_speed == 1:
             dealt = Dealt(profiles=self._profiles, allocation=self._allocation)
         return StageSharing(stage, self.pool, self._allocation, dealt, self._say)
 
@@ -122,7 +122,7 @@ class DeviceSharing:
     def _clock(self) -> Callable[[], float]:
         """An emulated device counts CPU seconds, as far as they are those of this process."""
         everyone_here = all(info.kind == "cpu" for info in self.pool.infos) and not self.pool.hosted
-        return time.process_time if self._settings.speed < 1 and everyone_here else time.perf_counter
+        return time.process_time if self._settings.full_speed < 1 and everyone_here else time.perf_counter
 
 
 class StageSharing:

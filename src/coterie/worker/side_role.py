@@ -61,6 +61,11 @@ class ServerRole:
         """Whether the coordinator has left it to go on by itself."""
         return self._server is not None and self._server.is_alone
 
+    def set_speed(self, speed: float) -> None:
+        """See `SideServer.set_speed`."""
+        if self._server is not None:
+            self._server.set_speed(speed)
+
     async def takes(self, frame: Frame, worker: WorkerId) -> bool:
         """Whether a frame was for the server; then it has been dealt with."""
         self._worker = worker

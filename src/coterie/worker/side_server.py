@@ -43,7 +43,7 @@ from coterie.cluster.side_messages import (
 from coterie.errors import CoterieError, ProtocolError
 from coterie.ids import COORDINATOR, WorkerId
 from coterie.measure.budget import memory_budget
-from coterie.measure.process_memory import peak_rss_bytes, reset_peak
+from coterie.measure.process_memory import current_rss_bytes, peak_rss_bytes, reset_peak
 from coterie.models.weights import MappingWeights
 from coterie.pipeline.compute import computing
 from coterie.pipeline.throttle import Throttle
@@ -104,11 +104,15 @@ class SideServer:
         self._thread = threading.Thread(target=self._run, name="compute", daemon=True)
         self._clock = SystemClock()
         self._task = get_task(assign.task)
-        self._throttle = Throttle(settings.speed) if settings.speed < 1 else None
+        self._throttle = Throttle(settings.full_speed)
         self._is_ending = False
         self._saved_steps = 0
         self.is_alone = False
         """Nobody listens any more: nothing is reported."""
+
+    def set_speed(self, speed: float) -> None:
+        """Compute at this share of a core's speed from the next step on."""
+        self._throttle.speed = speed
 
     def build(self, tensors: Mapping[str, Tensor]) -> Frame:
         """Make the side network and open the cache; runs in a helper thread. What the coordinator is told then.
@@ -116,6 +120,7 @@ class SideServer:
         Raises:
             CoterieError: The weights are not those of the output layer, or the cache is for something else.
         """
+        self._idle_bytes = current_rss_bytes()
         assign, folder = self._assign, self._settings.cache_folder
         parameters = {name.removeprefix(PARAMETER): tensor for name, tensor in tensors.items()}
         with computing("the server"):
@@ -149,7 +154,12 @@ class SideServer:
         return memory_budget(settings.memory_bytes, device_type="cpu").bytes // 2
 
     def _ready(self) -> Frame:
-        message = ServerReady(step=self._trainer.steps, cache_bytes=self._intake.cache_bytes)
+        message = ServerReady(
+            step=self._trainer.steps,
+            cache_bytes=self._intake.cache_bytes,
+            idle_bytes=self._idle_bytes,
+            in_memory=self._cache.is_in_memory,
+        )
         parts = [encode(self._intake.held(split), split, "raw") for split in self._assign.rows]
         header = FrameHeader(
             kind=control(message).header.kind,
@@ -244,8 +254,7 @@ class SideServer:
             with computing("the server"):
                 done = self._trainer.step(self._intake.of_step(step, rows), seen)
             cpu_s = time.process_time() - begin_cpu_s
-            if self._throttle is not None:
-                self._throttle.settle(wall_s=self._clock.now() - begin_s, cpu_s=cpu_s, now=self._clock.now)
+            self._throttle.settle(wall_s=self._clock.now() - begin_s, cpu_s=cpu_s, now=self._clock.now)
             self._tell(MicroBatchDone(step=step, micro_batch=0, loss_sum=done.loss_sum, loss_tokens=done.loss_tokens))
             self._tell(
                 StepDone(

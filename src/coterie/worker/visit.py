@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 
+from coterie.cluster.fault_messages import Leaving
 from coterie.cluster.message import Message
 from coterie.cluster.messages import (
     CONTROL,
@@ -45,6 +46,9 @@ from coterie.worker.side_role import ServerRole
 from coterie.worker.watch import LOOK_S, DeviceWatch
 
 log = get_logger(__name__)
+
+AWAKE_S = 1.0
+"""How long a link may be looked at, after a process has come to itself, before its silence means anything."""
 
 
 class Visit:
@@ -103,6 +107,19 @@ class Visit:
             await self._close()
         return self._lost
 
+    async def ask_to_leave(self, reason: str) -> bool:
+        """Ask to be released, if anybody relies on this worker; whether that is so. `Stop` is the answer."""
+        if not self._seating.has_stage:
+            return False
+        with contextlib.suppress(CoterieError):
+            await self._send(Leaving(reason=reason))
+        return True
+
+    @property
+    def is_welcome(self) -> bool:
+        """Whether the coordinator has let this worker in."""
+        return bool(self._welcome.worker)
+
     @property
     def rejoin_s(self) -> float:
         """How long the coordinator wants this worker to try to come back; 0: not at all."""
@@ -159,6 +176,9 @@ class Visit:
                 async with asyncio.timeout(limit_s):
                     return await self._link.receive()
             except TimeoutError:
+                if self._link.bytes_received == received:
+                    # A process that was stopped finds its timers run out before it has looked at its sockets.
+                    await asyncio.sleep(AWAKE_S)
                 if self._link.bytes_received == received:
                     raise NetworkError(
                         f"the coordinator has been silent for {limit_s:.0f} s",
