@@ -4,14 +4,14 @@ import time
 
 import pytest
 
-from coterie.coordinator.known_devices import KnownDevice, KnownDevices
+from coterie.coordinator.device_list import DeviceList, KnownDevice
 
 
 @pytest.fixture
 def known(tmp_path, monkeypatch):
     monkeypatch.setenv("COTERIE_CONFIG", str(tmp_path))
     now_s = time.time()
-    devices = KnownDevices()
+    devices = DeviceList()
     for name, digit, ago_s in (("laptop", "a", 90.0), ("phone", "b", 7200.0)):
         devices.saw(
             KnownDevice(

@@ -10,7 +10,7 @@ from coterie.errors import UsageError
 from coterie.units import counted, format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from coterie.coordinator.known_devices import KnownDevice, KnownDevices
+    from coterie.coordinator.device_list import DeviceList, KnownDevice
 
 
 def add_parser(verbs: "argparse._SubParsersAction[Parser]") -> Parser:
@@ -29,7 +29,7 @@ def add_parser(verbs: "argparse._SubParsersAction[Parser]") -> Parser:
 
 def run(args: argparse.Namespace) -> int:
     """List, forget or rename."""
-    from coterie.coordinator.known_devices import KnownDevices  # noqa: PLC0415 - see cli.main
+    from coterie.coordinator.device_list import DeviceList  # noqa: PLC0415 - see cli.main
 
     wanted = {"list": 0, "forget": 1, "rename": 2}[args.action]
     given = sum(word is not None for word in (args.name, args.new))
@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
             f"`devices {args.action}` takes {counted(wanted, 'name')}, and {given} came",
             hint="`coterie devices`, `coterie devices forget NAME` or `coterie devices rename NAME NEW`",
         )
-    devices = KnownDevices()
+    devices = DeviceList()
     if args.action == "list":
         _list(devices, as_json=args.json)
         return 0
@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _list(devices: "KnownDevices", *, as_json: bool) -> None:
+def _list(devices: "DeviceList", *, as_json: bool) -> None:
     found = devices.all()
     if as_json:
         print_json({"devices": found})

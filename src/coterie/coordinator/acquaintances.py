@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 from coterie.clock import Clock
 from coterie.config.recipe import ClusterSection
-from coterie.coordinator.known_devices import KnownDevice, KnownDevices
+from coterie.coordinator.device_list import DeviceList, KnownDevice
 from coterie.coordinator.member import Member
 from coterie.errors import StorageError
 from coterie.logs import get_logger
@@ -25,7 +25,7 @@ class Acquaintances:
         clock: Tells the date.
     """
 
-    def __init__(self, devices: KnownDevices, cluster: ClusterSection, clock: Clock) -> None:
+    def __init__(self, devices: DeviceList, cluster: ClusterSection, clock: Clock) -> None:
         self._devices = devices
         self._cluster = cluster
         self._clock = clock

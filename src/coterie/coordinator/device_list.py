@@ -56,7 +56,7 @@ class _File(msgspec.Struct, frozen=True, kw_only=True):
     devices: tuple[KnownDevice, ...] = ()
 
 
-class KnownDevices:
+class DeviceList:
     """The list, in a file that several runs may write at once.
 
     Args:

@@ -10,7 +10,7 @@ from coterie.clock import FakeClock
 from coterie.cluster.messages import Hello
 from coterie.config.recipe import ClusterSection, LocalWorker
 from coterie.coordinator.acquaintances import Acquaintances
-from coterie.coordinator.known_devices import DEVICES_FILE, MOST_DEVICES, KnownDevice, KnownDevices, find
+from coterie.coordinator.device_list import DEVICES_FILE, MOST_DEVICES, DeviceList, KnownDevice, find
 from coterie.coordinator.member import Member
 from coterie.errors import StorageError, UsageError
 from coterie.ids import WorkerId
@@ -22,7 +22,7 @@ PHONE, LAPTOP = "ab" * 32, "cd" * 32
 
 @pytest.fixture
 def devices(tmp_path):
-    return KnownDevices(tmp_path / "settings")
+    return DeviceList(tmp_path / "settings")
 
 
 def seen(identity=PHONE, name="phone", at_s=100.0, **changes):
@@ -86,7 +86,7 @@ def test_of_two_devices_with_one_name_the_identity_tells_which():
 def test_the_list_does_not_grow_for_ever(devices):
     devices._read = lambda: tuple(seen(f"{number:064x}", at_s=float(number)) for number in range(MOST_DEVICES))
     devices.saw(seen(at_s=1e6))
-    found = KnownDevices(devices.path.parent).all()
+    found = DeviceList(devices.path.parent).all()
     assert len(found) == MOST_DEVICES
     assert found[0].identity == PHONE
     assert f"{0:064x}" not in {device.identity for device in found}
@@ -142,7 +142,7 @@ def test_devices_that_join_are_written_down_and_workers_that_the_run_starts_are_
 
 def test_a_list_that_cannot_be_written_ends_no_run(tmp_path, caplog):
     (tmp_path / "file").write_text("")
-    acquaintances = Acquaintances(KnownDevices(tmp_path / "file"), ClusterSection(workers=2), FakeClock())
+    acquaintances = Acquaintances(DeviceList(tmp_path / "file"), ClusterSection(workers=2), FakeClock())
     acquaintances.met([member("phone")])
     acquaintances.measured(
         member("phone"), DeviceProfile(worker=WorkerId("p"), name="p", memory_bytes=1, base_bytes=1, flops_per_s=1)
