@@ -38,7 +38,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         max_header_bytes: The msgpack header, control messages included.
         max_tensors: Tensors in one frame.
-        max_tensor_bytes: One tensor on the wire.
+        max_tensor_bytes: One tensor, on the wire and in the memory that decoding it takes.
         max_frame_bytes: All tensors of a frame on the wire.
         max_rank: Dimensions of a tensor.
         dtypes: The dtypes taken.
@@ -79,6 +79,20 @@ def wire_bytes(dtype: str, shape: tuple[int, ...], codec: str) -> int:
         return SCALE_BYTES * row_count(shape) + elements
     width = row_width(shape)
     return row_count(shape) * (SCALE_BYTES * group_count(width) + packed_bytes(width))
+
+
+def decoded_bytes(dtype: str, shape: tuple[int, ...], codec: str) -> int:
+    """Most memory that decoding a tensor takes, where a size of 0 counts as 1.
+
+    Every codec but `raw` makes float32 of it first, `int4` with whole groups: a row of one element takes the room
+    of a group. An empty tensor takes nothing, but its other sizes must still be numbers that tensors can have.
+    """
+    sizes = tuple(max(size, 1) for size in shape)
+    if codec == "raw":
+        return math.prod(sizes) * ITEM_BYTES[dtype]
+    if codec == "int4":
+        return row_count(sizes) * group_count(row_width(sizes)) * GROUP_ELEMENTS * ITEM_BYTES["float32"]
+    return math.prod(sizes) * ITEM_BYTES["float32"]
 
 
 def row_count(shape: tuple[int, ...]) -> int:
@@ -156,7 +170,9 @@ def check_tensor(spec: TensorSpec, limits: Limits) -> None:
             f"tensor {spec.name[:80]!r}: {spec.nbytes} bytes announced, but {spec.dtype} {spec.shape} as {spec.codec} "
             f"takes {expected}"
         )
-    if spec.nbytes > limits.max_tensor_bytes:
+    needed_bytes = max(spec.nbytes, decoded_bytes(spec.dtype, spec.shape, spec.codec))
+    if needed_bytes > limits.max_tensor_bytes:
         raise ProtocolError(
-            f"tensor {spec.name[:80]!r}: {format_bytes(spec.nbytes)}; at most {format_bytes(limits.max_tensor_bytes)}"
+            f"tensor {spec.name[:80]!r}: {format_bytes(needed_bytes)} for {spec.dtype} {spec.shape} as {spec.codec}; "
+            f"at most {format_bytes(limits.max_tensor_bytes)}"
         )

@@ -12,17 +12,20 @@ from aiohttp import web
 
 from coterie.errors import CoterieError, NetworkError
 from coterie.logs import get_logger
+from coterie.transport.accepting import TlsAcceptor
 from coterie.transport.certificates import FRAME_PROTOCOL, Identity, make_identity, server_context
 from coterie.transport.limits import BEFORE_ACCEPT, Limits
 from coterie.transport.listening import cannot_listen, has_unix_sockets, make_unix_folder, tcp_listener
-from coterie.transport.stream_link import StreamLink
+from coterie.transport.stream_link import MAX_UNREAD_BYTES, StreamLink
 
 _log = get_logger(__name__)
 
-HANDSHAKE_TIMEOUT_S = 10.0
 MAX_WAITING_LINKS = 64
-"""Links that are connected but not accepted; further ones are dropped: nobody fills memory without a token."""
-SHUTDOWN_TIMEOUT_S = 2.0
+"""Links that are connected but not accepted; for a further one the oldest is dropped: nobody fills memory without a
+token, and a flood of silent links keeps no device out, which shows its token at once."""
+MAX_WEB_CONNECTIONS = 64
+"""Likewise, of browsers and the owner's own commands."""
+UNREAD_BEFORE_ACCEPT_BYTES = 64 * 1024
 
 
 Carrier = Literal["tls", "plain", "unix"]
@@ -39,7 +42,7 @@ class ServedLink(StreamLink):
     """A link that a server took: strict limits until `accept`."""
 
     def __init__(self, on_lost: "Callable[[ServedLink], None]") -> None:
-        super().__init__(BEFORE_ACCEPT)
+        super().__init__(BEFORE_ACCEPT, max_unread_bytes=UNREAD_BEFORE_ACCEPT_BYTES)
         self._on_lost = on_lost
         self._accepted = False
 
@@ -52,6 +55,7 @@ class ServedLink(StreamLink):
         """Let the peer in: from now on `limits` hold, and the server does not drop the link for lateness."""
         self._accepted = True
         self.limits = limits or Limits()
+        self.max_unread_bytes = MAX_UNREAD_BYTES
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection ended."""
@@ -86,8 +90,9 @@ class FrameServer:
         self._identity = identity or make_identity()
         self._accept_timeout_s = accept_timeout_s
         self._runner: web.AppRunner | None = None
+        self._acceptor: TlsAcceptor | None = None
         self._listeners: list[asyncio.Server] = []
-        self._links: set[ServedLink] = set()
+        self._links: dict[ServedLink, None] = {}  # in the order they came
         self._tasks: set[asyncio.Task[None]] = set()
         self._unix_folder: Path | None = None
         self._port = 0
@@ -143,6 +148,8 @@ class FrameServer:
         listeners, self._listeners = self._listeners, []
         for listener in listeners:
             listener.close()
+        if self._acceptor is not None:
+            await self._acceptor.close()
         tasks = self._tasks - {asyncio.current_task()}
         for task in tasks:
             task.cancel()
@@ -164,16 +171,26 @@ class FrameServer:
             connection = transport.get_extra_info("ssl_object")
             assert isinstance(connection, ssl.SSLObject)
             if connection.selected_alpn_protocol() != FRAME_PROTOCOL:
-                server = self._runner.server if self._runner else None
-                return server() if server else None
-        if sum(not link.is_accepted for link in self._links) >= MAX_WAITING_LINKS:
-            _log.warning("more than %d links wait to be accepted; a further one was dropped", MAX_WAITING_LINKS)
-            return None
+                return self._web_protocol()
+        waiting = [link for link in self._links if not link.is_accepted]
+        if len(waiting) >= MAX_WAITING_LINKS:
+            _log.warning("more than %d links wait to be accepted; the oldest was dropped", MAX_WAITING_LINKS)
+            waiting[0].abort(NetworkError("too many peers wait to be let in"))
         return self._take_link(transport, carrier)
 
+    def _web_protocol(self) -> asyncio.BaseProtocol | None:
+        server = self._runner.server if self._runner else None
+        if server is None:
+            return None
+        open_ones = server.connections
+        if len(open_ones) >= MAX_WEB_CONNECTIONS and (oldest := open_ones[0].transport) is not None:
+            _log.warning("more than %d HTTP connections are open; the oldest was dropped", MAX_WEB_CONNECTIONS)
+            oldest.abort()
+        return server()
+
     def _take_link(self, transport: asyncio.Transport, carrier: Carrier) -> ServedLink:
-        link = ServedLink(self._links.discard)
-        self._links.add(link)
+        link = ServedLink(lambda lost: self._links.pop(lost, None))
+        self._links[link] = None
         peer = PeerInfo(carrier=carrier, address=_address(transport))
         loop = asyncio.get_running_loop()
         task = loop.create_task(self._serve(link, peer))
@@ -198,14 +215,7 @@ class FrameServer:
 
     async def _listen_tls(self, host: str | None, port: int) -> int:
         listener = tcp_listener(host, port)
-        server = await asyncio.get_running_loop().create_server(
-            lambda: _Door(self, "tls"),
-            sock=listener,
-            ssl=server_context(self._identity),
-            ssl_handshake_timeout=HANDSHAKE_TIMEOUT_S,
-            ssl_shutdown_timeout=SHUTDOWN_TIMEOUT_S,
-        )
-        self._listeners.append(server)
+        self._acceptor = TlsAcceptor(listener, server_context(self._identity), lambda: _Door(self, "tls"))
         return int(listener.getsockname()[1])
 
     async def _listen_plain(self) -> int:

@@ -33,6 +33,9 @@ TLS_CHUNK_BYTES = 64 * 1024
 TURN_BYTES = 4 * MIB
 """Written before other tasks get their turn, should the socket never fill."""
 CLOSE_TIMEOUT_S = 5.0
+MAX_UNREAD_BYTES = 8 * MIB
+FRAME_OBJECTS_BYTES = 1024
+"""What a frame that nobody has read costs beside its bytes; a flood of empty frames must pause reading, too."""
 
 
 class StreamLink(asyncio.BufferedProtocol):
@@ -43,15 +46,15 @@ class StreamLink(asyncio.BufferedProtocol):
     Args:
         limits: Of frames in both directions; settable at any time, holds from the next frame on.
         max_unsent_bytes: `send` waits while more than this is queued, the frame it was given included.
-        max_unread_bytes: Reading pauses while whole frames of more than this wait for `receive`.
+        max_unread_bytes: Reading pauses while whole frames of more than this wait for `receive`; settable at any time.
     """
 
     def __init__(
-        self, limits: Limits | None = None, *, max_unsent_bytes: int = 8 * MIB, max_unread_bytes: int = 8 * MIB
+        self, limits: Limits | None = None, *, max_unsent_bytes: int = 8 * MIB, max_unread_bytes: int = MAX_UNREAD_BYTES
     ) -> None:
         self._reader = FrameReader(limits or Limits())
         self._max_unsent_bytes = max_unsent_bytes
-        self._max_unread_bytes = max_unread_bytes
+        self.max_unread_bytes = max_unread_bytes
         self._transport: asyncio.Transport | None = None
         self._chunk_bytes = CHUNK_BYTES
         self._low_water: LowWater | None = None
@@ -139,8 +142,8 @@ class StreamLink(asyncio.BufferedProtocol):
             self._arrived.clear()
             await self._arrived.wait()
         frame = self._inbox.popleft()
-        self._unread_bytes -= frame.payload_bytes
-        if self._reading_paused and self._unread_bytes <= self._max_unread_bytes:
+        self._unread_bytes -= _held_bytes(frame)
+        if self._reading_paused and self._unread_bytes <= self.max_unread_bytes:
             self._reading_paused = False
             if self._transport is not None and not self._transport.is_closing():
                 self._transport.resume_reading()
@@ -240,8 +243,8 @@ class StreamLink(asyncio.BufferedProtocol):
     def _deliver(self, frame: Frame) -> None:
         self._inbox.append(frame)
         self._arrived.set()
-        self._unread_bytes += frame.payload_bytes
-        if self._unread_bytes > self._max_unread_bytes and not self._reading_paused and self._transport is not None:
+        self._unread_bytes += _held_bytes(frame)
+        if self._unread_bytes > self.max_unread_bytes and not self._reading_paused and self._transport is not None:
             self._reading_paused = True
             self._transport.pause_reading()
 
@@ -283,3 +286,9 @@ class StreamLink(asyncio.BufferedProtocol):
     def _raise_error(self) -> None:
         if self._error is not None:
             raise self._error.with_traceback(None)  # else each raise would add its frames to the same exception
+
+
+def _held_bytes(frame: Frame) -> int:
+    """Memory that a received frame keeps: its tensors, its body, and the objects around them."""
+    header = frame.header
+    return frame.payload_bytes + len(header.body) + FRAME_OBJECTS_BYTES * (1 + len(header.tensors))

@@ -10,7 +10,6 @@ import pytest
 from aiohttp import ClientSession, Fingerprint, web
 
 from coterie.errors import JoinRefusedError, NetworkError, ProtocolError
-from coterie.transport import server as server_module
 from coterie.transport.certificates import client_context
 from coterie.transport.connect import connect, connect_unix
 from coterie.transport.frame import Frame, FrameHeader
@@ -141,29 +140,6 @@ def test_before_it_is_accepted_a_peer_can_send_a_hello_and_nothing_large(bounded
         assert isinstance(error, ProtocolError)
         assert "64.0 KiB are allowed here" in error.message
         await link.close()
-        await server.close()
-
-    bounded(test)
-
-
-def test_further_peers_are_dropped_while_too_many_wait_to_be_accepted(
-    monkeypatch: pytest.MonkeyPatch, bounded, join_of
-) -> None:
-    monkeypatch.setattr(server_module, "MAX_WAITING_LINKS", 2)
-
-    async def test() -> None:
-        async def wait_forever(link: ServedLink, _: PeerInfo) -> None:
-            await link.receive()
-
-        server = FrameServer(wait_forever)
-        await server.start("127.0.0.1")
-        waiting = [await connect(join_of(server)) for _ in range(2)]
-        extra = await connect(join_of(server))
-        with pytest.raises(NetworkError):
-            await extra.receive()
-        assert not any(link.is_closed for link in waiting)
-        for link in (*waiting, extra):
-            await link.close()
         await server.close()
 
     bounded(test)

@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 from coterie.errors import ProtocolError
 from coterie.transport.frame import FrameHeader, TensorSpec
 from coterie.transport.limits import BEFORE_ACCEPT, Limits, check_header, check_preamble, check_tensor, wire_bytes
+from coterie.units import MIB
 
 
 def spec(**changes: object) -> TensorSpec:
@@ -44,6 +45,20 @@ def test_sizes_on_the_wire_follow_from_dtype_shape_and_codec() -> None:
 def test_a_tensor_that_breaks_a_limit_is_refused_with_the_reason(changes: dict[str, object], reason: str) -> None:
     with pytest.raises(ProtocolError, match=reason):
         check_tensor(spec(**changes), Limits())
+
+
+@pytest.mark.parametrize("shape", [(0, 2**62, 2**62), (0, 2**63), (2000, 3, 2**62, 0)])
+@pytest.mark.parametrize("codec", ["raw", "int8", "int4"])
+def test_an_empty_tensor_whose_other_sizes_no_tensor_can_have_is_refused(shape: tuple[int, ...], codec: str) -> None:
+    with pytest.raises(ProtocolError, match="at most 4.00 GiB"):
+        check_tensor(spec(shape=shape, codec=codec, nbytes=wire_bytes("float32", shape, codec)), Limits())
+
+
+def test_a_small_tensor_that_decoding_would_blow_up_is_refused() -> None:
+    """Rows of one element: 5 bytes each under int4, and 256 once decoded."""
+    rows = 2**20
+    with pytest.raises(ProtocolError, match=r"256 MiB for float32 \(1048576, 1\) as int4; at most 128 MiB"):
+        check_tensor(spec(shape=(rows, 1), codec="int4", nbytes=5 * rows), Limits(max_tensor_bytes=128 * MIB))
 
 
 def test_a_header_whose_tensors_do_not_add_up_to_the_payload_is_refused() -> None:
