@@ -50,7 +50,7 @@ def test_a_tensor_that_breaks_a_limit_is_refused_with_the_reason(changes: dict[s
 @pytest.mark.parametrize("shape", [(0, 2**62, 2**62), (0, 2**63), (2000, 3, 2**62, 0)])
 @pytest.mark.parametrize("codec", ["raw", "int8", "int4"])
 def test_an_empty_tensor_whose_other_sizes_no_tensor_can_have_is_refused(shape: tuple[int, ...], codec: str) -> None:
-    with pytest.raises(ProtocolError, match="at most 4.00 GiB"):
+    with pytest.raises(ProtocolError, match=r"at most 4\.00 GiB"):
         check_tensor(spec(shape=shape, codec=codec, nbytes=wire_bytes("float32", shape, codec)), Limits())
 
 
