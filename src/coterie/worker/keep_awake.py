@@ -6,11 +6,13 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Protocol
 
 from coterie.logs import get_logger
 from coterie.measure.absent import Absent
+from coterie.measure.programs import output_of
 
 log = get_logger(__name__)
 
@@ -74,17 +76,33 @@ class ProgramWaker:
 
 
 class TermuxWaker:
-    """Android: a wake lock of the app Termux."""
+    """Android: a wake lock of the app Termux, asked for in threads, since Android takes its time."""
 
     name = "termux-wake-lock"
 
+    def __init__(self) -> None:
+        self._asking: threading.Thread | None = None
+
     def hold(self) -> bool:
         """See `Waker`."""
-        return _runs("termux-wake-lock")
+        self._ask("termux-wake-lock")
+        return True
 
     def release(self) -> None:
         """See `Waker`."""
-        _runs("termux-wake-unlock")
+        self._ask("termux-wake-unlock")
+
+    def _ask(self, program: str) -> None:
+        before = self._asking
+
+        def ask() -> None:
+            if before is not None:
+                before.join()
+            if output_of((program,)) is None:
+                log.info("%s cannot keep this device awake", program)
+
+        self._asking = threading.Thread(target=ask, name="awake", daemon=True)
+        self._asking.start()
 
 
 class WindowsWaker:
@@ -142,16 +160,3 @@ class KeepAwake:
         if self._holds and not isinstance(self._waker, Absent):
             self._waker.release()
         self._holds = False
-
-
-def _runs(program: str) -> bool:
-    path = shutil.which(program)
-    if path is None:
-        return False
-    try:
-        subprocess.Popen(  # noqa: S603 - one of Termux's own, no shell; nobody waits for Android
-            [path], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
-    except OSError:
-        return False
-    return True

@@ -92,7 +92,8 @@ class DeviceWatch:
             computes: Others rely on this worker, so that the machine must stay awake.
 
         Returns:
-            `Leaving` and `MemoryLow` messages; at last a `Goodbye`, after which the worker is to end.
+            `Leaving` and `MemoryLow` messages; or a `Goodbye`, after which the worker is to end: nobody relies on it,
+            or it has waited for long enough.
         """
         now_s = self._clock.now()
         seen, memory = self._vitals.read()
@@ -109,7 +110,10 @@ class DeviceWatch:
         else:
             self._awake.release()
         limit = MemoryBudget(bytes=memory.limit_bytes, why=memory.why)
-        return (*self._about_memory(running, limit, now_s), *self._about_leaving(verdict.leave, now_s))
+        return (
+            *self._about_memory(running, limit, now_s),
+            *self._about_leaving(verdict.leave, now_s, computes=computes),
+        )
 
     def _begin(self, running: Running | None) -> None:
         self._watched = running
@@ -133,13 +137,13 @@ class DeviceWatch:
         self._device.say(f"the coordinator is told that this worker may use {format_bytes(limit.bytes)}: {limit.why}")
         return (told,)
 
-    def _about_leaving(self, reason: str, now_s: float) -> tuple[Message, ...]:
+    def _about_leaving(self, reason: str, now_s: float, *, computes: bool) -> tuple[Message, ...]:
         if self._asked_at_s is None:
             if not reason:
                 return ()
             self._asked_at_s = now_s
             self._device.say(f"leaving: {reason}")
-            return (Leaving(reason=reason),)
+            return (Leaving(reason=reason) if computes else Goodbye(reason=reason),)
         if now_s - self._asked_at_s < PATIENCE_S:
             return ()
         return (
