@@ -88,6 +88,13 @@ def format_seconds(seconds: float) -> str:
     return f"{minutes // 60} h {minutes % 60:02d} min"
 
 
+def format_joules(joules: float) -> str:
+    """`joules` as people read them: `85 J`, `1.23 kJ`, `4.5 Wh` (a phone's battery holds about 15 Wh)."""
+    if joules < 1000:
+        return f"{joules:.3g} J" if joules < 100 else f"{joules:.0f} J"
+    return f"{joules / 1000:.3g} kJ" if joules < 10_000 else f"{joules / 3600:.3g} Wh"
+
+
 def format_rate(bytes_per_s: float) -> str:
     """A link's rate in bits, as networks are sold: `94.3 Mbit/s`, `1.14 Gbit/s`."""
     mbit_per_s = bytes_per_s * 8 / 1e6

@@ -4,12 +4,15 @@ import argparse
 import json
 import re
 from importlib import metadata
+from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from coterie.backends import catalog
 from coterie.cli import doctor
 from coterie.cli.main import main
+from coterie.measure import power
 
 
 @pytest.fixture(autouse=True)
@@ -108,3 +111,27 @@ def test_an_unhealthy_machine_is_told_where_to_look(capsys, monkeypatch):
     assert "FAIL  packages" in out
     assert "try: pip install no-such-package" in out
     assert out.endswith("Something is missing: see the lines marked FAIL.\n")
+
+
+def test_every_sense_of_the_device_is_named_or_the_reason_why_it_is_absent(findings, monkeypatch, tmp_path):
+    monkeypatch.setattr(psutil, "sensors_battery", lambda: None, raising=False)
+    monkeypatch.setattr(psutil, "sensors_temperatures", dict, raising=False)
+    monkeypatch.setattr(power, "POWERCAP", tmp_path)
+    code, found = findings()
+    assert code == 0
+    assert "termux-battery-status" in found["battery"]["found"]
+    assert "not readable" in found["temperature"]["found"]
+    for topic in ("battery", "temperature"):
+        assert found[topic]["state"] == "note"
+    assert "more now" in found["memory pressure"]["found"]
+    assert {"energy", "owner's work", "keeping awake"} <= set(found)
+
+
+def test_a_laptops_battery_and_temperature_are_shown(findings, monkeypatch):
+    laptop = SimpleNamespace(percent=64, power_plugged=True)
+    monkeypatch.setattr(psutil, "sensors_battery", lambda: laptop, raising=False)
+    chip = {"coretemp": [SimpleNamespace(current=51.0)]}
+    monkeypatch.setattr(psutil, "sensors_temperatures", lambda: chip, raising=False)
+    _, found = findings()
+    assert found["battery"]["found"] == "the system's: 64%, plugged in: yes"
+    assert found["temperature"]["found"] == "the hottest sensor: 51 °C"

@@ -1,6 +1,6 @@
 import pytest
 
-from coterie.units import counted, format_rate, parse_memory, parse_rate, parse_seconds
+from coterie.units import counted, format_joules, format_rate, parse_memory, parse_rate, parse_seconds
 
 
 @pytest.mark.parametrize(
@@ -60,3 +60,11 @@ def test_a_memory_without_a_unit_is_no_handful_of_bytes() -> None:
     with pytest.raises(ValueError, match="'600' would be 600 bytes; did you mean 600MiB"):
         parse_memory("600")
     assert [parse_memory(text) for text in ("0", "600MiB", "512 KiB", "1048576")] == [0, 600 << 20, 512 << 10, 1 << 20]
+
+
+@pytest.mark.parametrize(
+    ("joules", "text"),
+    [(0.0, "0 J"), (85.4, "85.4 J"), (640.2, "640 J"), (1234.0, "1.23 kJ"), (54_000.0, "15 Wh")],
+)
+def test_energy_is_shown_as_batteries_are_sold_when_it_is_much(joules: float, text: str) -> None:
+    assert format_joules(joules) == text

@@ -67,14 +67,15 @@ def add_parser(verbs: "argparse._SubParsersAction[Parser]") -> Parser:
     return verbs.add_parser(
         "doctor",
         help="check this machine",
-        description="Check this machine: Python, packages, memory and its limits, compute devices, backends, folders.\n"
+        description="Check this machine: Python, packages, memory and its limits, battery, energy, temperature, the "
+        "owner's work, compute devices, backends, folders.\n"
         "Exit code 1 if something is missing without which coterie cannot work.",
     )
 
 
 def run(args: argparse.Namespace) -> int:
     """Look at everything and print it."""
-    findings = (*_software(), *_memory(), *_devices(), *_backends(), *_folders())
+    findings = (*_software(), *_memory(), *_senses(), *_devices(), *_backends(), *_folders())
     healthy = all(finding.state != "problem" for finding in findings)
     result = Report(version=__version__, healthy=healthy, findings=findings)
     if args.json:
@@ -163,6 +164,18 @@ def _memory() -> list[Finding]:
             state="ok" if tight else "note",
             found="available" if tight else "not available (glibc only): peaks are higher and predicted less exactly",
         ),
+    ]
+
+
+def _senses() -> list[Finding]:
+    """What a worker may know of its device: battery, energy, temperature, memory, its owner."""
+    if importlib.util.find_spec("psutil") is None:
+        return []
+    from coterie.cli.doctor_senses import look_at_senses  # noqa: PLC0415
+
+    return [
+        Finding(topic=sense.topic, state="ok" if sense.there else "note", found=sense.found)
+        for sense in look_at_senses()
     ]
 
 

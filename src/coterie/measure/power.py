@@ -128,8 +128,9 @@ class EnergyMeter:
         return EnergyReading(joules=self._joules, watts=watts, source="+".join(self._used))
 
 
-def find_rapl(folder: Path = POWERCAP) -> RaplCounter | Absent:
+def find_rapl(folder: Path | None = None) -> RaplCounter | Absent:
     """The packages' counters (not their parts', which are in them), if they are there and may be read."""
+    folder = folder or POWERCAP
     packages = tuple(path for path in sorted(folder.glob("*-rapl:*")) if path.name.count(":") == 1)
     if not packages:
         return Absent(reason=f"no counters under {folder}")

@@ -4,7 +4,7 @@ import sys
 from typing import TYPE_CHECKING, TextIO
 
 from coterie.metrics.records import DeviceSummary, SideFigures, SummaryRecord
-from coterie.units import counted, format_bytes, format_seconds
+from coterie.units import counted, format_bytes, format_joules, format_seconds
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -13,6 +13,12 @@ _WIDTH = 110
 
 _FAR_OFF = 2.0
 """Predicted over measured seconds of a step, or the reverse, from which on the user is told."""
+
+_ENERGY_SOURCES = {
+    "rapl": "measured: processor",
+    "battery": "measured: whole device",
+    "model": "assumed: stated watts times busy time",
+}
 
 _AGAINST = "against one\ndevice, whole\nbatch (predicted)"
 
@@ -28,6 +34,8 @@ def print_summary(summary: SummaryRecord, *, stream: TextIO | None = None) -> No
     if note := speed_note(summary):
         console.print(note, markup=False)
     for line in backend_lines(summary):
+        console.print(line, markup=False)
+    if line := energy_line(summary):
         console.print(line, markup=False)
     if summary.links:
         console.print(_links(summary))
@@ -77,6 +85,18 @@ def backend_lines(summary: SummaryRecord) -> list[str]:
         for name, reason in device.backends_left_out.items():
             lines.append(f"{device.device_name}: the backend {name} was left out during the run: {reason}")
     return lines
+
+
+def energy_line(summary: SummaryRecord) -> str:
+    """What each device has drawn since it joined, and whether that was measured; empty if nobody knows."""
+    told = []
+    for record in summary.energy:
+        sources = record.source.split("+") if record.source else []
+        if sources:
+            words = [_ENERGY_SOURCES.get(source, source) for source in sources]
+            charge = "" if record.battery is None else f", battery at {record.battery:.0%}"
+            told.append(f"{record.device_name} {format_joules(record.joules)} ({' and '.join(words)}{charge})")
+    return f"energy: {'; '.join(told)}" if told else ""
 
 
 def _resumed(summary: SummaryRecord) -> str:

@@ -5,7 +5,8 @@ import io
 import msgspec
 import pytest
 
-from coterie.metrics.summary import print_summary, speed_note, summary_line
+from coterie.metrics.fault_records import EnergyRecord
+from coterie.metrics.summary import energy_line, print_summary, speed_note, summary_line
 
 
 def test_all_tables_are_printed_with_predicted_beside_measured(summary):
@@ -86,3 +87,20 @@ def test_backends_are_told_with_how_busy_they_were_and_what_went_wrong(summary):
     assert "desk: backends busy: torch 71%, opencl 64%" in text
     assert "desk: the backend mnn was left out during the run: it failed: its process has ended" in text
     assert "phone: backend" not in text
+
+
+def test_energy_is_shown_with_who_measured_it(summary):
+    assert energy_line(summary) == ""
+    energy = (
+        EnergyRecord(worker="a", device_name="phone", joules=1500.0, source="battery+model", battery=0.41),
+        EnergyRecord(worker="b", device_name="desk", joules=85.0, source="rapl"),
+        EnergyRecord(worker="c", device_name="new", joules=0.0, source=""),
+    )
+    changed = msgspec.structs.replace(summary, energy=energy)
+    assert energy_line(changed) == (
+        "energy: phone 1.5 kJ (measured: whole device and assumed: stated watts times busy time, battery at 41%); "
+        "desk 85 J (measured: processor)"
+    )
+    out = io.StringIO()
+    print_summary(changed, stream=out)
+    assert "phone 1.5 kJ" in out.getvalue()
