@@ -30,6 +30,9 @@ log = get_logger(__name__)
 JOIN_LINK_VARIABLE = "COTERIE_JOIN_LINK"
 """A local worker reads its join link here: a command line is visible to every user of the machine."""
 
+PARENT_VARIABLE = "COTERIE_PARENT"
+"""A local worker reads here which process is its coordinator: when that is killed, the worker does not wait for it."""
+
 WATCH_S = 0.2
 
 LEAVE_S = 10.0
@@ -89,7 +92,11 @@ class LocalCluster:
     def _start(self, name: str, worker: LocalWorker) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "coterie", "worker", f"--name={name}", "--threads", str(worker.threads)]
         command += ["--speed", str(worker.speed), "--device", worker.device, "--backends", worker.backends]
-        command += ["--identity", IN_MEMORY]
+        # The model is on this disk: nothing of it is worth keeping twice.
+        command += ["--identity", IN_MEMORY, "--shard-cache", "off"]
+        # All of them live on one battery, whose owner has started the run here: moving layers among them saves nothing.
+        command += ["--battery", "none"]
+        command += ["--no-keep-awake"] if self.processes else []
         if worker.role == "server":
             command += ["--role", "server"]
             command += [] if self._cache_folder is None else [f"--cache-folder={self._cache_folder}"]
@@ -97,6 +104,7 @@ class LocalCluster:
             command += ["--memory", worker.memory, "--enforce-memory"]
         environment = dict(os.environ)
         environment[JOIN_LINK_VARIABLE] = self._join_link
+        environment[PARENT_VARIABLE] = str(os.getpid())
         # Idle OpenMP threads that spin would steal the other workers' core.
         environment |= {"OMP_NUM_THREADS": str(worker.threads), "OMP_WAIT_POLICY": "passive"}
         with self.log_file(name).open("wb") as output:
@@ -153,7 +161,9 @@ def _names(workers: tuple[LocalWorker, ...]) -> list[str]:
 class LocalFront:
     """Stands between a run and its observer: writes records down first, and starts local workers when they can join.
 
-    `end_with` is to be set to what ends the run from another thread; a local worker that dies calls it.
+    `end_with` is to be set to what ends the run from another thread. A local worker's process that ends is told to
+    `worker_ended`, by the worker's name; where that is not set, it ends the run. `own_link` makes of a join link the
+    one that local workers use.
     """
 
     def __init__(
@@ -172,6 +182,8 @@ class LocalFront:
         self._log_folder = log_folder
         self._workers: LocalCluster | None = None
         self.end_with: Callable[[CoterieError], None] = lambda _error: None
+        self.worker_ended: Callable[[str, CoterieError], None] = lambda _name, error: self.end_with(error)
+        self.own_link: Callable[[str], str] = lambda join_link: join_link
 
     def __enter__(self) -> Self:
         return self
@@ -187,7 +199,7 @@ class LocalFront:
         workers = self._cluster.effective_local_workers
         self._workers = LocalCluster(
             workers,
-            join_link,
+            self.own_link(join_link),
             log_folder=self._log_folder,
             on_exit=self._worker_ended,
             cache_folder=self._cache_folder,
@@ -198,7 +210,7 @@ class LocalFront:
 
     def _worker_ended(self, name: str, code: int) -> None:
         assert self._workers is not None
-        self.end_with(_death(name, code, self._workers.log_file(name)))
+        self.worker_ended(name, _death(name, code, self._workers.log_file(name)))
 
     def notice(self, text: str) -> None:
         """See `RunObserver`."""

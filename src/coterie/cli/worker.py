@@ -9,6 +9,7 @@ from coterie.cli.parser import Parser
 from coterie.cli.worker_terms import add_terms, battery_of, memory_file_of, terms_of, watts_of
 from coterie.errors import UsageError
 from coterie.local import JOIN_LINK_VARIABLE, PARENT_VARIABLE
+from coterie.profiles.cache import cache_folder
 from coterie.units import parse_memory
 from coterie.worker.settings import WorkerSettings
 
@@ -21,6 +22,14 @@ def add_parser(verbs: "argparse._SubParsersAction[Parser]") -> Parser:
         description="Join a run with the link that `coterie train` printed, and work for it until it is over.",
     )
     parser.add_argument("link", nargs="?", help=f"the join link, in quotes; else the variable {JOIN_LINK_VARIABLE}")
+    parser.add_argument("--link-file", type=Path, metavar="FILE", help="read the join link from this file")
+    parser.add_argument("--wait", action="store_true", help="wait for the coordinator if it is not there yet")
+    add_flags(parser)
+    return parser
+
+
+def add_flags(parser: Parser) -> None:
+    """What the device's owner decides; `coterie service` takes the same."""
     parser.add_argument("--name", default=platform.node() or "device", help="what to call this device")
     parser.add_argument("--memory", metavar="SIZE", help="most memory the worker may use, such as 600MiB")
     parser.add_argument("--enforce-memory", action="store_true", help="make allocations beyond --memory fail")
@@ -47,6 +56,13 @@ def add_parser(verbs: "argparse._SubParsersAction[Parser]") -> Parser:
         "memory: one that is gone with the worker",
     )
     parser.add_argument(
+        "--shard-cache",
+        metavar="FOLDER",
+        help="where to keep frozen weights that were received, so that they are not fetched again; off: nowhere. "
+        "Default: in your cache folder",
+    )
+    parser.add_argument("--shard-quota", default="20GiB", metavar="SIZE", help="most to keep there (default 20GiB)")
+    parser.add_argument(
         "--role",
         choices=("device", "server"),
         default="device",
@@ -59,18 +75,14 @@ def add_parser(verbs: "argparse._SubParsersAction[Parser]") -> Parser:
         help="of a server: where it keeps activations and its state, so that it may be killed; default: in memory",
     )
     add_terms(parser)
-    return parser
 
 
 def run(args: argparse.Namespace) -> int:
     """Join and work."""
     from coterie.transport.join_link import JoinLink  # noqa: PLC0415 - cryptography and aiohttp are slow to import
 
-    text = args.link or os.environ.pop(JOIN_LINK_VARIABLE, "")
-    if not text:
-        raise UsageError("no join link was given", hint="copy the command that `coterie train` printed")
-    join = JoinLink.from_text(text)
-    settings = _settings(args)
+    join = JoinLink.from_text(_link_text(args))
+    settings = settings_from(args)
     import asyncio  # noqa: PLC0415 - see cli.main
 
     from coterie.worker.program import run_worker  # noqa: PLC0415 - imports torch: seconds
@@ -79,7 +91,30 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _settings(args: argparse.Namespace) -> WorkerSettings:
+def _link_text(args: argparse.Namespace) -> str:
+    kept = os.environ.pop(JOIN_LINK_VARIABLE, "")
+    text: str = args.link or ""
+    if text and args.link_file is not None:
+        raise UsageError("a join link and a file with one were given", hint="give one of the two")
+    if args.link_file is not None:
+        try:
+            text = args.link_file.read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise UsageError(
+                f"the join link cannot be read from {args.link_file}: {error}",
+                hint="`coterie service install LINK` writes such a file",
+            ) from error
+    if not (text or kept):
+        raise UsageError("no join link was given", hint="copy the command that `coterie train` printed")
+    return text or kept
+
+
+def settings_from(args: argparse.Namespace) -> WorkerSettings:
+    """What the flags say.
+
+    Raises:
+        UsageError: One of them is wrong.
+    """
     return WorkerSettings(
         name=args.name,
         memory_bytes=_memory(args.memory),
@@ -98,7 +133,10 @@ def _settings(args: argparse.Namespace) -> WorkerSettings:
         watts=watts_of(args),
         memory_file=memory_file_of(args),
         keep_awake=not args.no_keep_awake,
+        shard_cache=_shard_cache(args.shard_cache),
+        shard_quota=_size(args.shard_quota, "--shard-quota"),
         identity=args.identity,
+        waits=getattr(args, "wait", False),
     )
 
 
@@ -109,13 +147,21 @@ def _cache_folder(args: argparse.Namespace) -> Path | None:
     return folder
 
 
-def _memory(text: str | None) -> int | None:
-    if text is None:
+def _shard_cache(folder: str | None) -> Path | None:
+    if folder == "off":
         return None
+    return cache_folder() / "shards" if folder is None else Path(folder)
+
+
+def _memory(text: str | None) -> int | None:
+    return None if text is None else _size(text, "--memory")
+
+
+def _size(text: str, flag: str) -> int:
     try:
         return parse_memory(text)
     except ValueError as error:
-        raise UsageError(f"--memory: {error}", hint="write a size such as 600MiB") from error
+        raise UsageError(f"{flag}: {error}", hint="write a size such as 600MiB") from error
 
 
 def _backends(text: str) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ from typing import Final
 import msgspec
 
 from coterie.cluster.message import Message
+from coterie.cluster.shard_messages import ShardMessage
 
 REPLICA: Final = "replica"
 """Worker to coordinator, and to the worker of the next stage: one trained unit's tensors after the header's step.
@@ -82,4 +83,4 @@ class Standing(Message, frozen=True, kw_only=True):
     plan_version: int
 
 
-FaultMessage = Replicated | Committed | Leaving | MemoryLow | StandBy | Standing
+FaultMessage = Replicated | Committed | Leaving | MemoryLow | StandBy | Standing | ShardMessage

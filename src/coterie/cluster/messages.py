@@ -65,6 +65,7 @@ class Hello(Message, frozen=True, kw_only=True):
         identity: The device's public key, 64 hex digits of Ed25519; empty: it keeps none, and cannot come back.
         proof: Signature by that key over what `transport.identity` says, in hex.
         ticket: What the coordinator gave this identity last; a copied identity shows an old one.
+        keeps_shards: Frozen tensors are to be offered before they are sent (`ShardOffer`).
     """
 
     wire_version: int
@@ -83,6 +84,7 @@ class Hello(Message, frozen=True, kw_only=True):
     identity: str = ""
     proof: str = ""
     ticket: str = ""
+    keeps_shards: bool = False
 
 
 class Welcome(Message, frozen=True, kw_only=True):

@@ -1,15 +1,20 @@
 """One worker as the coordinator sees it, what it says, and what is known when it is lost."""
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 
 from coterie.cluster.fault_messages import Vitals
 from coterie.cluster.message import Message
 from coterie.cluster.messages import AnyMessage, Failed, Hello, control
+from coterie.cluster.shard_messages import ShardWants
 from coterie.errors import CoterieError, NonFiniteLossError, WorkerLostError, error_from_slug
 from coterie.ids import WorkerId
 from coterie.transport.frame import Frame
 from coterie.transport.stream_link import StreamLink
+
+ANSWER_POLL_S = 0.2
+"""How often whoever waits for a worker's answer looks whether it is still there."""
 
 MOST_ASIDE = 64
 """Messages of a worker without a stage that wait to be read; more are no correct worker's."""
@@ -36,12 +41,31 @@ class Member:
         self.ticket = ""
         self.is_owner = False
         self.aside: asyncio.Queue[Event] = asyncio.Queue(MOST_ASIDE)
+        self._shard_wants: asyncio.Queue[tuple[int, ShardWants]] = asyncio.Queue()
         self.on_broken: Callable[[WorkerLostError], None] = lambda _error: None
 
     def put_aside(self, event: "Event") -> None:
         """Keep what it says while it has no stage, for whoever measures it; of too much the last is dropped."""
         if not self.aside.full():
             self.aside.put_nowait(event)
+
+    def put_wants(self, plan_version: int, wants: ShardWants) -> None:
+        """Hand an answer to whoever offered shards."""
+        self._shard_wants.put_nowait((plan_version, wants))
+
+    async def shard_wants(self, unit: int, plan_version: int) -> ShardWants:
+        """The answer to an offer of one unit's shards; there is one at a time.
+
+        Raises:
+            WorkerLostError: The worker is gone.
+        """
+        while not self.is_gone and not self.link.is_closed:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(ANSWER_POLL_S):
+                    version, wants = await self._shard_wants.get()
+                    if (version, wants.unit) == (plan_version, unit):
+                        return wants
+        raise WorkerLostError(f"the link to {self.hello.name} broke before it said which shards it needs")
 
     async def send(self, message: Message, *, plan_version: int = 0) -> None:
         """Send a control message; with a plan's version where it means nothing to a worker of a later plan.

@@ -22,6 +22,7 @@ from coterie.cluster.messages import (
     control,
     unpack,
 )
+from coterie.cluster.shard_messages import ShardWants
 from coterie.cluster.side_messages import TAPS
 from coterie.coordinator.door import Door, speaks
 from coterie.coordinator.hellos import read_hello
@@ -30,7 +31,6 @@ from coterie.coordinator.member import Event, Loss, Member, lost_error, reported
 from coterie.errors import (
     CoterieError,
     JoinRefusedError,
-    OutOfMemoryError,
     ProtocolError,
     WorkerLostError,
 )
@@ -122,6 +122,7 @@ class Members(Inbox):
         worker = former if former is not None and former not in self.by_id else self._fresh_id(hello.name)
         member = Member(worker, hello, link)
         member.ticket = self._door.let_in(hello, worker)
+        member.is_owner = self._door.is_own(hello)
         member.on_broken = lambda error: self._lose(member, error)
         self.by_id[worker] = member
         self._state = apply(self._state, Joined(worker=worker, at_s=self._clock.now()))
@@ -153,6 +154,11 @@ class Members(Inbox):
             f"{hello.name} came as a {hello.role}, and this run has room for {counted(seats, hello.role)}",
             hint="a server joins a side-tuning run by `coterie worker LINK --role server`, every other worker without",
         )
+
+    @property
+    def owner_workers(self) -> tuple[WorkerId, ...]:
+        """Those that are in and run on the data owner's own machine."""
+        return tuple(member.worker for member in self.by_id.values() if member.is_owner)
 
     def with_role(self, role: WorkerRole) -> list["Member"]:
         """Those that are in and play this role."""
@@ -286,19 +292,22 @@ class Members(Inbox):
                     self.on_heartbeat(member)
                 except CoterieError as error:  # ours, such as a full disk: not the worker's fault
                     self.post(error)
-            case Failed(slug=slug):
-                # With memory run out a worker that can go on waits for a smaller stage; else its link ends soon.
-                stays = self.survives and slug == OutOfMemoryError.slug
+            case Failed() if self.is_old(frame):
+                log.info("a failure of an older plan came from %s", member.worker)
+            case Failed():
+                # One of a plan is its stage's end, not the worker's: it waits for what comes next.
+                stays = self.survives and frame.header.plan_version > 0
                 self._lose(member, reported_error(member, message), reason=message.message, stays=stays)
             case Goodbye(reason=reason):
                 self._lose(member, WorkerLostError(f"{member.hello.name} left: {reason}"), reason=f"left: {reason}")
             case Leaving() | MemoryLow():
                 self.on_wish(member, message)
+            case ShardWants():
+                member.put_wants(frame.header.plan_version, message)
             case _ if self.is_old(frame):
                 log.info("something of an older plan came from %s", member.worker)
             case _ if self.survives and member.worker not in self._needed:
-                if not member.aside.full():
-                    member.aside.put_nowait(Event(member, message, frame))
+                member.put_aside(Event(member, message, frame))
             case _:
                 self.put(Event(member, message, frame))
 

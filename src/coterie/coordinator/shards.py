@@ -1,6 +1,7 @@
 """Weights on their way: each unit's tensors to the stage that owns it, and its trained state back into a checkpoint."""
 
 import asyncio
+import threading
 from collections.abc import Collection, Mapping
 
 from torch import Tensor
@@ -9,6 +10,7 @@ from coterie.checkpoint.trained_state import TrainedState
 from coterie.checkpoint.writing import CheckpointWriter
 from coterie.cluster.messages import OPTIMIZER, PARAMETER, WEIGHTS, UnitBody, pack
 from coterie.coordinator.member import Member
+from coterie.coordinator.shard_offers import Parts, encoded, offer_of, pieces
 from coterie.errors import ProtocolError
 from coterie.ids import COORDINATOR, RunId
 from coterie.jobs.model_spec import ModelSpec
@@ -16,7 +18,7 @@ from coterie.models.anatomy import Anatomy, describe
 from coterie.models.frozen_weights import PackedWeights, held_names
 from coterie.models.weights import WeightStore
 from coterie.planner.plan import Plan
-from coterie.tensors.codecs import decode, encode
+from coterie.tensors.codecs import decode
 from coterie.transport.frame import Frame, FrameHeader
 
 
@@ -31,9 +33,22 @@ class ShardSource:
         self._anatomy = describe(spec)
         self._weights = PackedWeights(weights, spec)
         self._state = state
+        self._reading = threading.Lock()
+
+    @property
+    def trained(self) -> frozenset[str]:
+        """Names of the parameters that training changes."""
+        return self._anatomy.trainable_names
 
     def read(self, unit: int, *, trained_only: bool = False) -> dict[str, Tensor]:
-        """All tensors of one unit, named as they travel; `trained_only`: without those that training never changes."""
+        """All tensors of one unit, named as they travel; `trained_only`: without those that training never changes.
+
+        May be called by several threads; they read one after the other.
+        """
+        with self._reading:
+            return self._read(unit, trained_only=trained_only)
+
+    def _read(self, unit: int, *, trained_only: bool) -> dict[str, Tensor]:
         names = [*self._anatomy.names_in(unit, unit + 1)]
         if trained_only:
             names = [name for name in names if name in self._anatomy.trainable_names]
@@ -67,17 +82,31 @@ async def send_unit(
     tensors = await asyncio.to_thread(source.read, unit, trained_only=trained_only)
     if trained_only and not tensors:
         return
-    parts = [encode(tensor, name, "raw") for name, tensor in tensors.items()]
-    header = FrameHeader(
-        kind=WEIGHTS,
-        source=COORDINATOR,
-        target=member.worker,
-        run=run,
-        plan_version=plan_version,
-        body=pack(UnitBody(unit=unit)),
-        tensors=tuple(spec for spec, _ in parts),
-    )
-    await member.send_frame(Frame(header, tuple(buffer for _, buffer in parts)))
+    parts = encoded(tensors)
+    if member.hello.keeps_shards and not trained_only:
+        parts = await _without_kept(member, unit, parts, source.trained, plan_version)
+    for piece in pieces(parts) if member.hello.keeps_shards else (parts,):
+        header = FrameHeader(
+            kind=WEIGHTS,
+            source=COORDINATOR,
+            target=member.worker,
+            run=run,
+            plan_version=plan_version,
+            body=pack(UnitBody(unit=unit)),
+            tensors=tuple(spec for spec, _ in piece),
+        )
+        await member.send_frame(Frame(header, tuple(buffer for _, buffer in piece)))
+
+
+async def _without_kept(member: Member, unit: int, parts: Parts, trained: Collection[str], plan_version: int) -> Parts:
+    """The tensors of a unit without the frozen ones that the worker says it has."""
+    offer = await asyncio.to_thread(offer_of, unit, parts, trained)
+    if offer is None:
+        return parts
+    await member.send(offer, plan_version=plan_version)
+    wants = await member.shard_wants(unit, plan_version)
+    kept = {part.name for part in offer.parts} - set(wants.names)
+    return [part for part in parts if part[0].name not in kept]
 
 
 def keep_state(writer: CheckpointWriter, unit: int, frame: Frame) -> None:

@@ -45,6 +45,7 @@ def hello_of(
         identity=identity.public,
         proof=proof,
         ticket=ticket,
+        keeps_shards=settings.shard_cache is not None,
     )
 
 

@@ -9,6 +9,7 @@ from coterie.profiles.model_profile import ModelProfile
 from coterie.transport.identity import open_identity
 from coterie.worker.device import measured_device
 from coterie.worker.settings import WorkerSettings
+from coterie.worker.shard_cache import ShardCache
 from coterie.worker.sharing import DeviceSharing
 
 
@@ -24,6 +25,7 @@ class OwnDevice:
         self.settings = settings
         self.say = say
         self.identity = open_identity(settings.identity or None)
+        self.shards = None if settings.shard_cache is None else ShardCache(settings.shard_cache, settings.shard_quota)
         self._sharing: DeviceSharing | None = None
         self._shares_at: Callable[[int], bool] = lambda _rows: False
         self.model: ModelProfile | None = None

@@ -1,7 +1,7 @@
 """A worker's stage of one plan: assigned, filled with weights, built, run, and given up for another."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from torch import Tensor
 
@@ -110,12 +110,19 @@ class Seat:
         Raises:
             ProtocolError: The stage did not wait for them.
         """
-        missing = self._missing.get(getattr(unpack(frame.header.body), "unit", -1))
-        if missing is None or (frame.header.tensors and not missing):
+        pairs = zip(frame.header.tensors, frame.buffers, strict=True)
+        self.take_tensors(
+            getattr(unpack(frame.header.body), "unit", -1), {spec.name: decode(spec, buffer) for spec, buffer in pairs}
+        )
+
+    def take_tensors(self, unit: int, tensors: Mapping[str, Tensor]) -> None:
+        """Take tensors of one unit, named as they travel, wherever they are from; see `take_weights`."""
+        missing = self._missing.get(unit)
+        if missing is None or (tensors and not missing):
             raise ProtocolError("weights came that this stage did not wait for")
-        for spec, buffer in zip(frame.header.tensors, frame.buffers, strict=True):
-            self._tensors[spec.name] = decode(spec, buffer)
-            missing.discard(spec.name.removeprefix(PARAMETER))
+        for name, tensor in tensors.items():
+            self._tensors[name] = tensor
+            missing.discard(name.removeprefix(PARAMETER))
 
     async def build(self) -> None:
         """Build the stage from the weights that have come.

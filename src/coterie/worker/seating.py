@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from coterie.cluster.fault_messages import Committed, StandBy, Standing
 from coterie.cluster.message import Message
 from coterie.cluster.messages import Assign, Generate, NormTotal, RunSegment, SaveState, StageReady
+from coterie.cluster.shard_messages import ShardOffer
 from coterie.errors import CoterieError, NetworkError, OutOfMemoryError, ProtocolError, WorkerLostError
 from coterie.ids import WorkerId
 from coterie.logs import get_logger
@@ -18,6 +19,7 @@ from coterie.worker.outboxes import Outboxes
 from coterie.worker.own_device import OwnDevice
 from coterie.worker.peers import Peers
 from coterie.worker.seat import Seat
+from coterie.worker.shard_intake import ShardIntake
 
 log = get_logger(__name__)
 
@@ -58,6 +60,7 @@ class Seating:
         self._tasks: set[asyncio.Task[None]] = set()
         self._seat: Seat | None = None
         self._holdings = Holdings()
+        self._intake = ShardIntake(device.shards)
         self._changing = asyncio.Lock()
         self._is_closed = False
         self.worker = WorkerId("")
@@ -90,6 +93,8 @@ class Seating:
                 await self._stand_by(version, reason)
             case RunSegment() | Generate() | SaveState() | NormTotal():
                 self._put_to_work(message, frame)
+            case ShardOffer():
+                await self._take_offer(message, frame.header.plan_version)
             case Committed():
                 pass
             case _:
@@ -111,6 +116,7 @@ class Seating:
         async with self._changing:
             self.version = assign.plan.version
             await self._give_up()
+            self._intake.forget()
             place = assign.plan.stages[assign.stage]
             lacking = self._holdings.lacking(assign.held_units)
             self._holdings.keep_only(
@@ -162,8 +168,22 @@ class Seating:
         if seat is None or frame.header.plan_version != seat.version:
             log.info("weights of plan %d came, which no stage waits for", frame.header.plan_version)
             return
-        seat.take_weights(frame)
-        await self._build_if_filled()
+        await self._intake.received(frame)
+        if seat is self._seat:
+            seat.take_weights(frame)
+            await self._build_if_filled()
+
+    async def _take_offer(self, offer: ShardOffer, version: int) -> None:
+        """Fill the stage with what of an offer is on this device's disk, and ask for the rest."""
+        seat = self._seat
+        if seat is None or version != seat.version:
+            log.info("shards of plan %d were offered, which no stage waits for", version)
+            return
+        found, wants = await self._intake.offered(offer)
+        if seat is self._seat:
+            seat.take_tensors(offer.unit, found)
+            await self._send(wants, version)
+            await self._build_if_filled()
 
     async def _build_if_filled(self) -> None:
         seat = self._seat

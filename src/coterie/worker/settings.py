@@ -8,6 +8,7 @@ from coterie.jobs.roles import WorkerRole
 from coterie.profiles.cluster_profile import DeviceType
 from coterie.profiles.head_allocation import HeadAllocation
 from coterie.transport.user_settings import IN_MEMORY
+from coterie.units import GIB
 from coterie.worker.conditions import OwnerConditions
 
 MIN_BATTERY = 0.2
@@ -29,6 +30,8 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
         backends: Compute backends to share each layer among, by name; `auto`: all there are. Torch alone: no sharing.
         role: Runs layers of the model, or is the server that trains a side network.
         cache_folder: Where a server keeps activations and its state; None: in memory, gone when it ends.
+        shard_cache: Where frozen tensors are kept that were received; None: nowhere.
+        shard_quota: Most bytes to keep there.
         identity: A file with the device's key, or `memory` for one that is gone with the process; empty: the user's.
         terms: When the worker must leave, how much of the processor it may take, and whether it yields.
         battery: Where to ask about the battery: `auto`, `none`, or `simulated:…` (see `measure.simulated_battery`).
@@ -37,6 +40,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
         memory_file: A file with a size that limits the worker's memory while it exists; read anew all the time.
         keep_awake: Keep the machine from going to sleep while the worker has layers.
         allocation: Who computes which heads and neurons; None: whatever is fastest (for comparisons, as cuts are).
+        waits: Wait for a coordinator that is not there yet, for as long as it takes.
         parent: Process of the coordinator, if that started this worker: when it is gone nobody waits for it. 0: it did
             not.
     """
@@ -52,6 +56,8 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     backends: tuple[str, ...] = ("torch",)
     role: WorkerRole = "device"
     cache_folder: Path | None = None
+    shard_cache: Path | None = None
+    shard_quota: int = 20 * GIB
     identity: str = IN_MEMORY
     terms: OwnerConditions = OwnerConditions(min_battery=MIN_BATTERY)
     battery: str = "auto"
@@ -59,6 +65,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     memory_file: Path | None = None
     keep_awake: bool = True
     allocation: HeadAllocation | None = None
+    waits: bool = False
     parent: int = 0
 
     @property
