@@ -1,5 +1,6 @@
 """Runs one stage's actions, whatever the schedule: wait for the input, compute, send."""
 
+import gc
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -13,7 +14,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from coterie.clock import Clock, SystemClock
 from coterie.errors import NonFiniteLossError, UnsupportedModelError
 from coterie.models import RandomKey, StageModule
-from coterie.pipeline.compute import computing
+from coterie.pipeline.compute import computing, is_out_of_memory
 from coterie.pipeline.executor_settings import BackendUse, ExecutorSettings, OutputTask, StateTaker
 from coterie.pipeline.gradients import clip_in_place, sum_in_unit_order, unit_squared_norms
 from coterie.pipeline.micro_batch import MicroBatch
@@ -222,7 +223,23 @@ class StageExecutor:
         inputs = {name: tensor.to(self._device) for name, tensor in batch.inputs.items()}
         key = RandomKey(self._settings.seed, batch.step, batch.micro_batch)
         with torch.set_grad_enabled(keeps_graph):
-            return self._stage.forward(inputs, hidden, key, recompute=self.recompute and keeps_graph)
+            if not keeps_graph or self.recompute:
+                return self._stage.forward(inputs, hidden, key, recompute=keeps_graph)
+            return self._forward_in_scarce_memory(inputs, hidden, key)
+
+    def _forward_in_scarce_memory(self, inputs: dict[str, Tensor], hidden: Tensor | None, key: RandomKey) -> Tensor:
+        """A forward that keeps everything, or if memory runs out in it, again with recomputation, and so from now on.
+
+        Nothing of the first attempt remains: its randomness is a function of `key`, and nothing was sent.
+        """
+        try:
+            return self._stage.forward(inputs, hidden, key)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+        self.recompute = True
+        gc.collect()
+        return self._stage.forward(inputs, hidden, key, recompute=True)
 
     def _backward(self, action: Action, tally: StepTally) -> None:
         record = self._in_flight.pop((action.step, action.micro_batch))

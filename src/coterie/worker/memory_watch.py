@@ -118,6 +118,14 @@ def decide(
     return _with_room(state, rungs, _highest(needs, limit.bytes, state.rung), limit, now_s)
 
 
+def noticed(state: WatchState, rungs: tuple[Rung, ...], *, recomputes: bool) -> WatchState:
+    """The state if the stage has begun to recompute by itself: it ran short before anybody could see it coming."""
+    if not recomputes or not rungs or rungs[state.rung].recompute:
+        return state
+    rung = next((number for number, rung in enumerate(rungs) if rung.recompute), state.rung)
+    return msgspec.structs.replace(state, rung=rung, roomy_since_s=None)
+
+
 def _highest(needs: list[int], limit_bytes: int, rung: int) -> int:
     """The highest rung for which there is room to spare; `rung` if there is none above it."""
     return next((number for number, need in enumerate(needs) if need * ROOM_PERCENT <= limit_bytes * 100), rung)

@@ -154,6 +154,11 @@ class Seat:
         """Whether the stage stands, so that it can be adapted."""
         return self._runner is not None and self._runner.is_running
 
+    @property
+    def recomputes(self) -> bool:
+        """See `StageRunner.recomputes`."""
+        return self._runner is not None and self._runner.recomputes
+
     def adapt(self, *, recompute: bool, in_flight: int) -> None:
         """See `StageRunner.adapt`."""
         if self._runner is not None:

@@ -156,6 +156,11 @@ class StageRunner:
         """Whether the stage is built, and its thread has not ended."""
         return self._thread.is_alive()
 
+    @property
+    def recomputes(self) -> bool:
+        """Whether it does so now: by plan, because it was told to, or because memory ran out in a forward."""
+        return self._executor is not None and self._executor.recompute
+
     def adapt(self, *, recompute: bool, in_flight: int) -> None:
         """Recompute from the next micro-batch on, or not; hold so many in flight from the next segment on."""
         if self._executor is not None:

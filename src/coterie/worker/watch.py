@@ -14,7 +14,7 @@ from coterie.measure.process_memory import peak_rss_bytes
 from coterie.units import format_bytes
 from coterie.worker.conditions import OwnerState, Verdict, broken_term, consider, describe
 from coterie.worker.keep_awake import KeepAwake
-from coterie.worker.memory_watch import Rung, WatchState, decide, rungs_of
+from coterie.worker.memory_watch import Rung, WatchState, decide, noticed, rungs_of
 from coterie.worker.own_device import OwnDevice
 from coterie.worker.vitals import OwnVitals
 
@@ -31,6 +31,11 @@ class Running(Protocol):
     """The stage that runs now, as far as it can be changed while it does."""
 
     assign: Assign
+
+    @property
+    def recomputes(self) -> bool:
+        """Whether it does so now; also by itself, after memory has run out in a forward."""
+        ...
 
     def adapt(self, *, recompute: bool, in_flight: int) -> None:
         """Recompute from the next micro-batch on or not; hold so many in flight from the next step on."""
@@ -125,6 +130,8 @@ class DeviceWatch:
 
     def _about_memory(self, running: Running | None, limit: MemoryBudget, now_s: float) -> tuple[Message, ...]:
         before = self._memory.rung
+        if running is not None:
+            self._memory = noticed(self._memory, self._rungs, recomputes=running.recomputes)
         if self._rungs and before == 0:
             self._excess_bytes = max(peak_rss_bytes() - self._rungs[0].bytes, 0)
         self._memory, told = decide(self._memory, self._rungs, limit, now_s, excess_bytes=self._excess_bytes)

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from coterie.errors import OutOfMemoryError
 from coterie.jobs.optimizer_spec import OptimizerSpec
 from coterie.models import StageModule
 from coterie.pipeline.memory_ports import run_in_threads
@@ -70,3 +71,44 @@ def test_a_stage_that_holds_no_more_in_flight_than_the_next_one_gives_the_same_b
         )
     assert adapting.losses == plain.losses
     assert lab.equal(adapting.parameters(), plain.parameters())
+
+
+def test_a_forward_in_which_memory_runs_out_is_run_again_with_recomputation_to_the_same_bits(
+    lab: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = lab.bert()
+    plain = lab.Pipeline(case, case.cuts(3), ADAMW).run("flush", STEPS)
+    adapting = lab.Pipeline(case, case.cuts(3), ADAMW)
+    forward = StageModule.forward
+    middle = adapting.stages[1]
+    failures = [3, 5]
+
+    def scarce(stage: StageModule, *args: Any, recompute: bool = False, **named: Any) -> Any:
+        output = forward(stage, *args, recompute=recompute, **named)
+        if stage is middle and not recompute:
+            failures[0] -= 1
+            if failures[0] == 0:
+                failures.pop(0)
+                raise RuntimeError("[enforce fail at alloc_cpu.cpp:75] DefaultCPUAllocator: can't allocate memory")
+        return output
+
+    monkeypatch.setattr(StageModule, "forward", scarce)
+    adapting.run("flush", STEPS)
+    assert failures == [5]  # from then on nothing was kept that could run out
+    assert [executor.recompute for executor in adapting.executors] == [False, True, False]
+    assert adapting.losses == plain.losses
+    assert lab.equal(adapting.parameters(), plain.parameters())
+
+
+def test_memory_that_is_not_enough_for_recomputation_either_is_reported(
+    lab: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = lab.bert()
+    pipeline = lab.Pipeline(case, case.cuts(2), ADAMW)
+
+    def full(*_args: Any, **_named: Any) -> Any:
+        raise MemoryError
+
+    monkeypatch.setattr(StageModule, "forward", full)
+    with pytest.raises(OutOfMemoryError, match="stage 0 ran out of memory"):
+        pipeline.run("flush", 1)

@@ -17,7 +17,7 @@ from coterie.planner.plan import Plan, StageAssignment
 from coterie.profiles.cluster_profile import SharedMemory
 from coterie.profiles.model_profile import AffineBytes, LayerProfile, ModelProfile
 from coterie.units import MIB
-from coterie.worker.memory_watch import CALM_S, Rung, WatchState, decide, rungs_of
+from coterie.worker.memory_watch import CALM_S, Rung, WatchState, decide, noticed, rungs_of
 
 RUNGS = (
     Rung(recompute=False, in_flight=3, bytes=1000),
@@ -78,6 +78,14 @@ def test_more_memory_than_was_told_is_told_once_it_has_lasted_also_without_a_sta
     state, told = decide(state, (), limit(700), CALM_S)
     assert told == MemoryLow(limit_bytes=700, reason="700 left", recomputes=False)
     assert decide(state, (), limit(2000), 2 * CALM_S) == (WatchState(), None)
+
+
+def test_a_stage_that_ran_short_by_surprise_is_on_the_rung_that_recomputes() -> None:
+    assert noticed(START, RUNGS, recomputes=True) == WatchState(rung=1)
+    assert noticed(START, RUNGS, recomputes=False) == START
+    low = WatchState(rung=2)
+    assert noticed(low, RUNGS, recomputes=True) is low
+    assert noticed(START, RUNGS[:1], recomputes=True).rung == 0
 
 
 @given(st.lists(st.tuples(st.integers(0, 2000), st.floats(0, 60)), max_size=30))

@@ -30,6 +30,7 @@ class Stage:
 
     def __init__(self, memory_bytes: int) -> None:
         self.assign = assign(memory_bytes)
+        self.recomputes = False
         self.adapted: list[tuple[bool, int]] = []
         self.speeds: list[float] = []
 
