@@ -9,7 +9,7 @@ from coterie.worker.conditions import OwnerConditions
 
 
 def settings_of(*flags):
-    return worker._settings(build_parser().parse_args(["worker", "link", *flags]))
+    return worker.settings_from(build_parser().parse_args(["worker", "link", *flags]))
 
 
 @pytest.mark.parametrize(

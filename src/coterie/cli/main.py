@@ -24,6 +24,7 @@ from coterie.cli import (
     plan,
     predict,
     profile,
+    service,
     status,
     stop,
     train,
@@ -47,7 +48,7 @@ class Verb(Protocol):
 
 
 VERBS: tuple[Verb, ...] = (
-    *(demo, init, plan, train, worker),
+    *(demo, init, plan, train, worker, service),
     *(status, pause, go_on, stop, known),
     *(evaluate, predict, export, verify, audit, profile, doctor),
 )

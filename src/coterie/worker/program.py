@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import math
 import signal
 import threading
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 
 from coterie.clock import SystemClock
-from coterie.errors import CoterieError, InterruptedRunError, NetworkError
+from coterie.errors import CoterieError, InterruptedRunError, JoinRefusedError, NetworkError
 from coterie.ids import WorkerId
 from coterie.logs import get_logger
 from coterie.measure.absent import Absent
@@ -76,7 +77,7 @@ class WorkerProgram:
             # A run on one machine needs no port that others can see.
             await server.start("127.0.0.1" if is_local(join) else None)
         try:
-            lost = await self._stay(await connect(join), join, server)
+            lost = await self._stay(await self._first_link(join), join, server)
             while lost is not None:
                 lost = await self._come_back(lost, join, server)
         finally:
@@ -84,6 +85,21 @@ class WorkerProgram:
             await asyncio.to_thread(self._device.close)
             await self._peers.close()
             await server.close()
+
+    async def _first_link(self, join: JoinLink) -> StreamLink:
+        """Dial the coordinator; where the owner says so, for as long as it takes.
+
+        Raises:
+            NetworkError: It is not there.
+            JoinRefusedError: Somebody else answers.
+        """
+        try:
+            return await connect(join)
+        except (NetworkError, JoinRefusedError) as error:
+            if not self._settings.waits:
+                raise
+            self._device.say(f"waiting for the coordinator: {error.message}")
+        return await Redial(join, math.inf, SystemClock()).next_link()
 
     async def _stay(self, link: StreamLink, join: JoinLink, server: FrameServer) -> CoterieError | None:
         """Join over an open link and work until the run is over, or the coordinator is lost: then this says why."""
