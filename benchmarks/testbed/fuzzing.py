@@ -32,7 +32,21 @@ def nasty(draw: random.Random) -> Tree:
     deep: Tree = 0
     for _ in range(draw.choice((5, 600))):
         deep = [deep]
-    values = (None, True, "", "x" * 5000, b"", b"\xff" * 300, b"\x80\x04.", [], {}, [[]], {"": {}}, {1: 2}, deep)
+    values: tuple[Tree, ...] = (
+        None,
+        True,
+        "",
+        "x" * 5000,
+        b"",
+        b"\xff" * 300,
+        b"\x80\x04.",
+        [],
+        {},
+        [[]],
+        {"": {}},
+        {1: 2},
+        deep,
+    )
     huge = ((1 << 64) - 1, (1 << 62) + 3, 1 << 40)
     return draw.choice((*values, *huge, *INTEGERS, *FLOATS, *WORDS, list(range(200)), [0, 1 << 62, 1 << 62]))
 
