@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import datetime as dt
 import secrets
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -13,7 +14,7 @@ from coterie.api.run_lock import hold_folder
 from coterie.api.side_training import export_trained, prepare_side, refuse_finished_side, run_side
 from coterie.checkpoint.export import ExportOptions, check_out_folder, export_model
 from coterie.checkpoint.model_card import CardFacts
-from coterie.checkpoint.names import checkpoint_folder
+from coterie.checkpoint.names import checkpoint_folder, replica_folder
 from coterie.checkpoint.reading import Checkpoint
 from coterie.checkpoint.store import CheckpointStore
 from coterie.config.loading import load_recipe
@@ -24,8 +25,9 @@ from coterie.coordinator.desk import RunDesk
 from coterie.coordinator.job import Job, prepare_job, short_name
 from coterie.coordinator.observer import RunObserver
 from coterie.coordinator.preflight import cannot_write, check_run_folder
-from coterie.coordinator.run import RunOutcome, TrainingRun, check_resumable
+from coterie.coordinator.run import RunOutcome, TrainingRun
 from coterie.coordinator.run_folder import EVENTS, MODEL, PLOT, RECIPE, SUMMARY
+from coterie.coordinator.saving import check_resumable
 from coterie.errors import CheckpointError
 from coterie.ids import RunId
 from coterie.local import LocalFront
@@ -86,7 +88,7 @@ def train(recipe: Recipe, observer: RunObserver) -> FinetuneResult:
 
 def _train(recipe: Recipe, observer: RunObserver) -> FinetuneResult:
     folder = Path(recipe.run.output)
-    checkpoint = _checkpoint_to_resume(recipe, folder)
+    checkpoint = _checkpoint_to_resume(recipe, folder, observer.notice)
     run_id = checkpoint.manifest.terms.run_id if checkpoint else _new_run_id()
     job = prepare_job(recipe, run_id, observer.notice)
     for note in (*job.notes, *(check_resumable(job, checkpoint) if checkpoint else ())):
@@ -140,6 +142,8 @@ def _execute(
         run = TrainingRun(job, front, store)
         run.session.open_desk(desk)
         front.end_with = run.session.end_with
+        front.worker_ended = run.session.worker_ended
+        front.own_link = run.session.own_link
         return asyncio.run(run.execute(checkpoint))
 
 
@@ -181,11 +185,31 @@ def _refuse_finished(job: Job, checkpoint: Checkpoint, folder: Path) -> None:
         )
 
 
-def _checkpoint_to_resume(recipe: Recipe, folder: Path) -> Checkpoint | None:
-    """The checkpoint that a resumed run goes on from; a fresh run must not fall into an old one's folder."""
+def _checkpoint_to_resume(recipe: Recipe, folder: Path, tell: Callable[[str], None]) -> Checkpoint | None:
+    """What a resumed run goes on from: its newest checkpoint, or a replica that is newer, as a killed run leaves one.
+
+    A fresh run must not fall into an old one's folder.
+    """
     check_run_folder(recipe)
-    store = CheckpointStore(checkpoint_folder(folder))
-    return store.latest() if recipe.run.resume else None
+    if not recipe.run.resume:
+        return None
+    replica = _newest_replica(folder, tell)
+    try:
+        checkpoint = CheckpointStore(checkpoint_folder(folder)).latest()
+    except CheckpointError:
+        if replica is None:
+            raise
+        checkpoint = None
+    found = [state for state in (checkpoint, replica) if state is not None]
+    return max(found, key=lambda state: state.step, default=None)
+
+
+def _newest_replica(folder: Path, tell: Callable[[str], None]) -> Checkpoint | None:
+    try:
+        return CheckpointStore(replica_folder(folder)).latest()
+    except CheckpointError as error:
+        tell(f"replicas of the trained state are of no use: {error.message}")
+        return None
 
 
 def _sinks(recipe: Recipe, folder: Path) -> list[Sink]:

@@ -10,11 +10,10 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from coterie.config.cluster_section import ClusterSection as ClusterSection  # noqa: PLC0414 - a name of the recipe
+from coterie.config.cluster_section import LocalWorker as LocalWorker  # noqa: PLC0414 - as above
 from coterie.config.side_section import SideSection
 from coterie.jobs.model_spec import FrozenDtype, LoraVariant, TrainableMethod
-from coterie.jobs.roles import WorkerRole
-from coterie.profiles.cluster_profile import DeviceType
-from coterie.units import parse_bytes
 
 TaskName = Literal["token-classification", "sequence-classification", "regression", "causal-lm", "summarization"]
 DataFormat = Literal["auto", "conll", "jsonl", "csv", "datasets"]
@@ -249,9 +248,17 @@ class PlanSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         tuple[PositiveInt, ...] | None,
         Meta(
             description="Cut at these units instead of searching: each is the first unit of a stage (0 is the "
-            "embedding, 1 the first block). Stages go to the devices in the order they joined."
+            "embedding, 1 the first block). Stages go to the devices in the order they joined; with `keep_data_local` "
+            "the first and the last go to local workers."
         ),
     ] = None
+    keep_data_local: Annotated[
+        bool,
+        Meta(
+            description="The first and the last stage run on local workers, of which there must be two: token ids and "
+            "labels are sent to no other device. Others still see hidden states, which tell much of a text."
+        ),
+    ] = False
 
 
 class RunSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -287,128 +294,6 @@ class GenerateSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
             extra={"flag": "generate"},
         ),
     ] = "auto"
-
-
-class LocalWorker(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A worker process on this machine. Limits emulate a smaller or slower device."""
-
-    name: Annotated[Text | None, Meta(description="What to call it. Default: `local-1`, `local-2` …")] = None
-    memory: Annotated[
-        Text | None, Meta(description="Memory the process may use, such as `600MiB`; enforced where the system can.")
-    ] = None
-    speed: Annotated[
-        float, Meta(gt=0, le=1, description="Part of a CPU core's speed; below 1 the worker is slowed.")
-    ] = 1.0
-    threads: Annotated[int, Meta(ge=1, description="Compute threads.")] = 1
-    device: Annotated[DeviceType, Meta(description="Where it computes.")] = "cpu"
-    backends: Annotated[
-        str,
-        Meta(
-            min_length=1,
-            description="Compute backends that share each layer's attention heads and feed-forward neurons: `auto` for "
-            "all of the device, or names with `+` between them, such as `torch+opencl`. With `torch` alone nothing is "
-            "shared.",
-        ),
-    ] = "torch"
-    role: Annotated[
-        WorkerRole,
-        Meta(
-            description="`device`: runs layers of the model. `server`: the one that trains the side network of "
-            '`mode = "side"`.'
-        ),
-    ] = "device"
-
-    @property
-    def memory_bytes(self) -> int | None:
-        """The memory limit in bytes, or None for what the machine has."""
-        return None if self.memory is None else parse_bytes(self.memory)
-
-
-class ClusterSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which workers take part and how they meet."""
-
-    workers: Annotated[
-        PositiveInt | None,
-        Meta(
-            description="Start when this many workers have joined, local ones included. Default: the local ones, "
-            "or one worker on this machine."
-        ),
-    ] = None
-    local_workers: Annotated[
-        tuple[LocalWorker, ...],
-        Meta(
-            description="Workers that are started on this machine, each with `name`, `memory`, `speed`, `threads`, "
-            "`device`, `backends` and `role`, none of them required. As a flag, once per worker: "
-            "`--local-worker memory=800MiB,speed=0.5`.",
-            extra={"flag": "local-worker"},
-        ),
-    ] = ()
-    host: Annotated[
-        Text | None,
-        Meta(
-            description="Address to listen on. Default: this machine only if all workers are local, "
-            "every interface otherwise."
-        ),
-    ] = None
-    port: Annotated[int, Meta(ge=0, le=65535, description="Port to listen on; 0 takes any free one.")] = 0
-    measure_again: Annotated[
-        bool,
-        Meta(
-            description="Measure every device anew instead of using the speeds that its worker has kept from earlier."
-        ),
-    ] = False
-    token_uses: Annotated[
-        PositiveInt | None,
-        Meta(
-            description="How many new devices may join by one link. Default: as many as the run starts with, and as "
-            "many again while it trains. A device that was in comes back without a use."
-        ),
-    ] = None
-    token_minutes: Annotated[
-        Annotated[float, Meta(gt=0)] | None,
-        Meta(description="Minutes for which new devices may join by the link. Default: until the run ends."),
-    ] = None
-    announce: Annotated[
-        bool,
-        Meta(
-            description="Announce the run in the local network (mDNS), so that `coterie worker` finds it without a "
-            'link; the token must be typed in. Needs `pip install "coterie[discovery]"`.'
-        ),
-    ] = False
-    join_timeout_s: Annotated[float, Meta(gt=0, description="Seconds to wait for the workers to join.")] = 600.0
-    heartbeat_s: Annotated[float, Meta(gt=0, description="Seconds between a worker's signs of life.")] = 2.0
-    heartbeat_timeout_s: Annotated[
-        float, Meta(gt=0, description="Silence in seconds after which a worker counts as lost.")
-    ] = 30.0
-
-    @property
-    def has_workers(self) -> bool:
-        """Whether the recipe names any: a run in which nothing is trained stays in its own process otherwise."""
-        return self.workers is not None or bool(self.local_workers)
-
-    @property
-    def all_local(self) -> bool:
-        """Whether no worker is expected from another machine."""
-        return self.workers is None or self.workers <= len(self.local_workers)
-
-    @property
-    def effective_local_workers(self) -> tuple[LocalWorker, ...]:
-        """The workers to start here: those asked for, or one without limits if nothing at all was said."""
-        if self.workers is None and not self.local_workers:
-            return (LocalWorker(),)
-        return self.local_workers
-
-    @property
-    def workers_expected(self) -> int:
-        """How many workers a run starts with."""
-        return self.workers if self.workers is not None else len(self.effective_local_workers)
-
-    @property
-    def listen_host(self) -> str:
-        """The address to bind."""
-        if self.host is not None:
-            return self.host
-        return "127.0.0.1" if self.all_local else "0.0.0.0"  # noqa: S104 - other machines join; TLS and a token guard it
 
 
 class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -14,6 +14,7 @@ from coterie.coordinator.ledger import StepEntry
 from coterie.coordinator.member import Member
 from coterie.errors import BackendError
 from coterie.ids import WorkerId
+from coterie.metrics.fault_records import EnergyRecord, MembershipRecord, RebalanceRecord, RecoveryRecord
 from coterie.metrics.records import (
     AnyRecord,
     DeviceSummary,
@@ -21,12 +22,16 @@ from coterie.metrics.records import (
     FaultRecord,
     LinkSummary,
     MemoryRecord,
+    PlanRecord,
     StepRecord,
     SummaryRecord,
     WorkerStep,
 )
 from coterie.planner import name_units
 from coterie.planner.plan import Plan, StageAssignment
+
+LAST_STEPS = 10
+"""So many say how fast a run is now."""
 
 
 class Bookkeeper:
@@ -36,7 +41,7 @@ class Bookkeeper:
         self, job: Job, plan: Plan, feeder: TrainingFeeder, write: Callable[[AnyRecord], None], clock: Clock
     ) -> None:
         self._job = job
-        self._plan = plan
+        self._plans = [plan]
         self._feeder = feeder
         self._write = write
         self._clock = clock
@@ -44,19 +49,63 @@ class Bookkeeper:
         self._rss: dict[WorkerId, int] = {}
         self._peaks: dict[WorkerId, int] = {}
         self._sent: dict[WorkerId, tuple[int, int]] = {}
+        self._sent_before: dict[tuple[WorkerId, WorkerId], tuple[int, int]] = {}
         self._busy_s: dict[WorkerId, float] = {}
         self._backend_busy_s: dict[WorkerId, dict[str, float]] = {}
         self._backends_left_out: dict[WorkerId, dict[str, str]] = {}
         self._step_seconds: list[float] = []
-        self._first_step = 0
+        self._lost_seconds = 0.0
+        self._first_step: int | None = None
         self._tokens = 0
         self.losses: list[float] = []
         self.link_paths: dict[WorkerId, str] = {}
         self.evaluations: dict[str, EvaluationRecord] = {}
+        self.recoveries: list[RecoveryRecord] = []
+        self.rebalances: list[RebalanceRecord] = []
+        self.energy: dict[WorkerId, EnergyRecord] = {}
+
+    @property
+    def _plan(self) -> Plan:
+        """The one in effect."""
+        return self._plans[-1]
+
+    @property
+    def step_s(self) -> float:
+        """Mean seconds of the last steps; 0 before the first one."""
+        return statistics.fmean(self._step_seconds[-LAST_STEPS:] or [0.0])
 
     def stages_stand(self, ready: Mapping[WorkerId, StageReady]) -> None:
         """Note what the workers said when their stages were built."""
-        self.link_paths = {worker: message.link_to_next for worker, message in ready.items()}
+        self.link_paths |= {worker: message.link_to_next for worker, message in ready.items()}
+
+    def planned(self, plan: Plan) -> None:
+        """Another plan takes effect: stages count what they send from nothing again."""
+        for pair, sent in self._sent_by_pair().items():
+            before = self._sent_before.get(pair, (0, 0))
+            self._sent_before[pair] = (before[0] + sent[0], before[1] + sent[1])
+        self._sent.clear()
+        self._plans.append(plan)
+        self._write(PlanRecord.of(plan))
+
+    def rewind(self, step: int) -> int:
+        """Training goes on from `step`: what was done from there on is done again, and counts once. How many steps."""
+        if self._first_step is None:
+            return 0
+        kept = max(step - self._first_step, 0)
+        again = len(self.losses) - kept
+        if again > 0:
+            self._tokens -= sum(self._feeder.tokens(step + number) for number in range(again))
+            self._lost_seconds += sum(self._step_seconds[kept:])
+            del self.losses[kept:], self._step_seconds[kept:]
+        return max(again, 0)
+
+    def took(self, record: MembershipRecord | RecoveryRecord | RebalanceRecord) -> None:
+        """Note what was done about devices that come, go or change."""
+        if isinstance(record, RecoveryRecord):
+            self.recoveries.append(record)
+        elif isinstance(record, RebalanceRecord):
+            self.rebalances.append(record)
+        self._write(record)
 
     def training_begins(self) -> None:
         """Restart the stopwatch: setting up, an evaluation or a checkpoint is no part of the next step's time."""
@@ -70,6 +119,20 @@ class Bookkeeper:
         self._write(
             MemoryRecord(worker=member.worker, memory_bytes=member.rss_bytes, limit_bytes=limit, peak_bytes=peak)
         )
+        self._note_energy(member)
+
+    def _note_energy(self, member: Member) -> None:
+        """Keep what a device has drawn; it is written down with the summary."""
+        vitals = member.vitals
+        if vitals is not None and vitals.joules is not None:
+            self.energy[member.worker] = EnergyRecord(
+                worker=member.worker,
+                device_name=member.hello.name,
+                joules=vitals.joules,
+                source=vitals.watts_source,
+                watts=vitals.watts,
+                battery=vitals.battery,
+            )
 
     def step(self, step: int, entry: StepEntry) -> None:
         """Note a finished optimizer step."""
@@ -82,7 +145,7 @@ class Bookkeeper:
             busy_s = done.forward_s + done.backward_s + done.update_s
             self._busy_s[worker] = self._busy_s.get(worker, 0.0) + busy_s
             self._note_backends(step, worker, done)
-        if not self._step_seconds:
+        if self._first_step is None:
             self._first_step = step
         self._step_seconds.append(seconds)
         self.losses.append(entry.loss)
@@ -129,7 +192,7 @@ class Bookkeeper:
     def summary(self, output: str) -> SummaryRecord:
         """The run in figures, so far."""
         steps = len(self._step_seconds)
-        seconds = sum(self._step_seconds)
+        seconds = sum(self._step_seconds) + self._lost_seconds
         return SummaryRecord(
             model=self._job.source.name,
             method=self._job.recipe.train.method,
@@ -145,19 +208,28 @@ class Bookkeeper:
             measured_step_s=statistics.fmean(self._step_seconds[1:] or self._step_seconds or [0.0]),
             one_device_step_s=self._plan.one_device_step_s,
             one_device_peak_bytes=self._plan.one_device_peak,
-            devices=tuple(self._device(stage, seconds) for stage in self._plan.stages),
+            devices=tuple(self._device(stage, plan, seconds) for stage, plan in self._stages()),
             links=self._links(),
             quality=tuple(self.evaluations.values()),
             output=output,
             counts=self._counts(),
-            first_step=self._first_step,
+            first_step=self._first_step or 0,
+            recoveries=tuple(self.recoveries),
+            rebalances=tuple(self.rebalances),
+            energy=tuple(self.energy.values()),
         )
 
-    def _device(self, stage: StageAssignment, seconds: float) -> DeviceSummary:
+    def _stages(self) -> list[tuple[StageAssignment, Plan]]:
+        """The stages of the plan in effect, and the last one of each device that had one before and has none now."""
+        found = {stage.worker: (stage, plan) for plan in self._plans for stage in plan.stages}
+        now = [stage.worker for stage in self._plan.stages]
+        return [found[worker] for worker in dict.fromkeys((*now, *found))]
+
+    def _device(self, stage: StageAssignment, plan: Plan, seconds: float) -> DeviceSummary:
         return DeviceSummary(
             worker=stage.worker,
             device_name=stage.device_name,
-            units=name_units(stage.first_unit, stage.stop_unit, self._plan.units),
+            units=name_units(stage.first_unit, stage.stop_unit, plan.units),
             predicted_peak_bytes=stage.memory.total,
             measured_peak_bytes=self._peaks.get(stage.worker, 0),
             limit_bytes=stage.memory_limit,
@@ -167,19 +239,39 @@ class Bookkeeper:
             backends_left_out=self._backends_left_out.get(stage.worker, {}),
         )
 
-    def _links(self) -> tuple[LinkSummary, ...]:
-        """Tensor bytes between neighbours, as the sender counted them."""
-        return tuple(
-            LinkSummary(
-                source=stage.worker,
-                target=after.worker,
-                forward_bytes=self._sent.get(stage.worker, (0, 0))[0],
-                backward_bytes=self._sent.get(after.worker, (0, 0))[1],
-                codec=stage.send_codec,
-                path=self.link_paths.get(stage.worker, ""),
+    def _sent_by_pair(self) -> dict[tuple[WorkerId, WorkerId], tuple[int, int]]:
+        """Tensor bytes between neighbours under the plan in effect, forward and backward, as the senders counted."""
+        return {
+            (stage.worker, after.worker): (
+                self._sent.get(stage.worker, (0, 0))[0],
+                self._sent.get(after.worker, (0, 0))[1],
             )
             for stage, after in pairwise(self._plan.stages)
-        )
+        }
+
+    def _links(self) -> tuple[LinkSummary, ...]:
+        """Tensor bytes between those that are or were neighbours."""
+        codecs = {
+            (stage.worker, after.worker): stage.send_codec
+            for plan in self._plans
+            for stage, after in pairwise(plan.stages)
+        }
+        now = self._sent_by_pair()
+        pairs = dict.fromkeys((*now, *self._sent_before))
+        found = []
+        for source, target in pairs:
+            sent, before = now.get((source, target), (0, 0)), self._sent_before.get((source, target), (0, 0))
+            found.append(
+                LinkSummary(
+                    source=source,
+                    target=target,
+                    forward_bytes=sent[0] + before[0],
+                    backward_bytes=sent[1] + before[1],
+                    codec=codecs[source, target],
+                    path=self.link_paths.get(source, ""),
+                )
+            )
+        return tuple(found)
 
     def _counts(self) -> dict[str, int]:
         summary = self._job.splits["train"].summary

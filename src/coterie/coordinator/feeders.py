@@ -31,6 +31,14 @@ class TrainingFeeder:
         """Tokens of a step, padding left out."""
         return sum(self._job.splits["train"].rows[row].tokens for row in self._steps[step].rows)
 
+    def load(self, step: int) -> float:
+        """Padded tokens of a step, as a multiple of those that a plan counts with."""
+        rows = self._job.splits["train"].rows
+        parts = [part for part in self._steps[step].micro_batches if len(part)]
+        padded = sum(len(part) * max(rows[row].tokens for row in part) for part in parts)
+        usual = self._job.recipe.train.batch_rows * self._job.model_profile.typical_tokens
+        return padded / usual
+
     def micro_batches(self, step: int) -> tuple[FedMicroBatch, ...]:
         """See `Feeder`."""
         rows = self._job.splits["train"].rows

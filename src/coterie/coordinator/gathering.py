@@ -1,6 +1,5 @@
 """Facts about who has joined: each device measured in turn, then each link, so that nobody disturbs a measurement."""
 
-import secrets
 from typing import TypeVar
 
 from coterie.cluster.message import Message
@@ -15,8 +14,12 @@ from coterie.profiles.cluster_profile import ClusterProfile, DeviceProfile, Link
 _Answer = TypeVar("_Answer", bound=Message)
 
 
-async def measure_cluster(members: Members, request: ProfileRequest, observer: RunObserver) -> ClusterProfile:
+async def measure_cluster(
+    members: Members, request: ProfileRequest, observer: RunObserver, token: str
+) -> ClusterProfile:
     """Profiles of all devices and of the links between them, and to the server if there is one.
+
+    Workers show each other `token`.
 
     A pair of workers without a direct link is left out of `links`: its frames go through the coordinator.
 
@@ -36,12 +39,39 @@ async def measure_cluster(members: Members, request: ProfileRequest, observer: R
             observer.notice(kept_note(name, answer.profile, answer.age_s))
         devices.append(answer.profile)
     # A server comes last: devices dial it.
-    links = await _measure_links(members, [*joined, *servers], observer) if len(joined) + len(servers) > 1 else ()
+    links: tuple[LinkProfile, ...] = ()
+    if len(joined) + len(servers) > 1:
+        links = await _measure_links(members, [*joined, *servers], observer, token)
     return ClusterProfile(devices=tuple(devices), links=links)
 
 
-async def _measure_links(members: Members, joined: list[Member], observer: RunObserver) -> tuple[LinkProfile, ...]:
-    token = secrets.token_urlsafe(16)
+async def measure_newcomer(members: Members, member: Member, request: ProfileRequest, token: str) -> ClusterProfile:
+    """The profile of one device that came in mid-run, and of its links to all others; these go on working meanwhile.
+
+    Raises:
+        CoterieError: It left, or does not say what it is asked.
+    """
+    await member.send(request)
+    device = (await _aside(member, Profiled)).profile
+    others = [other for other in members.by_id.values() if other is not member]
+    for other in others:  # one that was alone has not been told yet whom to let in
+        await other.send(MeasureLinks(run=members.run, peers=(), peer_token=token))
+    peers = tuple(_address(other) for other in others)
+    await member.send(MeasureLinks(run=members.run, peers=peers, peer_token=token))
+    return ClusterProfile(devices=(device,), links=(await _aside(member, LinksMeasured)).links)
+
+
+async def _aside(member: Member, kind: type[_Answer]) -> _Answer:
+    """What a worker without a stage says next of this kind."""
+    while True:
+        event = await member.aside.get()
+        if isinstance(event.message, kind):
+            return event.message
+
+
+async def _measure_links(
+    members: Members, joined: list[Member], observer: RunObserver, token: str
+) -> tuple[LinkProfile, ...]:
     links: list[LinkProfile] = []
     # First tell all of them whom to let in; the last one dials nobody.
     for member in reversed(joined):

@@ -7,7 +7,7 @@ import errno
 import os
 from pathlib import Path
 
-from coterie.checkpoint.names import checkpoint_folder, saved_steps
+from coterie.checkpoint.names import checkpoint_folder, replica_folder, saved_steps
 from coterie.config.recipe import ClusterSection, DataSection, Recipe
 from coterie.coordinator.side_record import SIDE_RUN
 from coterie.errors import CheckpointError, StorageError, UsageError
@@ -62,7 +62,7 @@ def check_run_folder(recipe: Recipe) -> None:
         StorageError: The folder cannot be written.
     """
     folder = Path(recipe.run.output)
-    steps = saved_steps(checkpoint_folder(folder))
+    steps = saved_steps(checkpoint_folder(folder)) or saved_steps(replica_folder(folder))
     if recipe.train.mode == "side" and not steps:
         _check_side_folder(folder, resume=recipe.run.resume)
         return

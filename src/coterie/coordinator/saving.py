@@ -45,6 +45,10 @@ class Saver:
             await trainer.save_state(step, lambda unit, frame: keep_state(writer, unit, frame))
             return await asyncio.to_thread(writer.commit, self.manifest(step))
 
+    def has(self, checkpoint: Checkpoint) -> bool:
+        """Whether a checkpoint is one of this run's, and no replica on disk."""
+        return checkpoint.folder.parent == self._store.folder
+
     def manifest(self, step: int) -> Manifest:
         """What is said of the state after `step` steps."""
         job = self._job

@@ -2,18 +2,24 @@
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+import secrets
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TypeVar
 
-from coterie.checkpoint.reading import Checkpoint
+import msgspec
+
+from coterie.checkpoint.trained_state import TrainedState
 from coterie.clock import Clock, SystemClock
 from coterie.cluster.messages import Assign, ProfileRequest, StageReady, Stop
 from coterie.cluster.side_messages import SideStage
+from coterie.coordinator.acquaintances import Acquaintances
 from coterie.coordinator.control import front_page
 from coterie.coordinator.desk import RunDesk
+from coterie.coordinator.device_list import DeviceList
 from coterie.coordinator.door import Door
-from coterie.coordinator.gathering import measure_cluster
+from coterie.coordinator.gathering import measure_cluster, measure_newcomer
 from coterie.coordinator.job import Job
+from coterie.coordinator.member import Member
 from coterie.coordinator.members import Members
 from coterie.coordinator.observer import RunObserver
 from coterie.coordinator.pausing import Pause
@@ -26,7 +32,7 @@ from coterie.ids import WorkerId
 from coterie.jobs.model_spec import ModelSpec
 from coterie.jobs.roles import WorkerRole
 from coterie.metrics.records import FaultRecord
-from coterie.planner.plan import Plan
+from coterie.planner.plan import Plan, StageAssignment
 from coterie.profiles.cluster_profile import ClusterProfile
 from coterie.transport.addresses import own_addresses
 from coterie.transport.join_link import JoinLink
@@ -53,6 +59,7 @@ class Session:
             self.clock,
             heartbeat_s=self._cluster.heartbeat_s,
             silence_limit_s=self._cluster.heartbeat_timeout_s,
+            rejoin_s=0.0 if job.forward_only or job.recipe.train.mode == "side" else self._cluster.rejoin_s,
             seats=_seats(job),
         )
         self.members.on_left = lambda member, error: observer.notice(
@@ -63,12 +70,31 @@ class Session:
         self._loop: asyncio.AbstractEventLoop | None = None
         self.stop = StopRequests()
         self.pausing = Pause()
+        self._peer_token = secrets.token_urlsafe(16)
+        self.deaths: dict[str, CoterieError] = {}
+        """By name how processes of workers ended, in a run that goes on without them."""
         self.desk: RunDesk | None = None
+        self._acquaintances = Acquaintances(DeviceList(), self._cluster, self.clock)
 
     def open_desk(self, desk: RunDesk) -> None:
         """Let the holder of the desk's token see and control the run; before `run`."""
         desk.attach(self._app, self.members, self.stop, self.pausing)
         self.desk = desk
+
+    def worker_ended(self, name: str, error: CoterieError) -> None:
+        """Told from another thread: the process of a worker has ended. Where the run can go on, it does."""
+        loop = self._loop
+        if loop is not None:
+            with contextlib.suppress(RuntimeError):  # see `end_with`
+                loop.call_soon_threadsafe(self._take_death, name, error)
+
+    def _take_death(self, name: str, error: CoterieError) -> None:
+        if not self.members.survives:
+            self.members.post(error)
+            return
+        self._observer.notice(error.message)
+        self.deaths[name] = error
+        self.members.died(name, error)
 
     def end_with(self, error: CoterieError) -> None:
         """End it from another thread: something outside has failed, such as a local worker's process."""
@@ -129,6 +155,11 @@ class Session:
         await self._server.start(host, port)
         self.door.opened(self._server.port)
 
+    def own_link(self, join_link: str) -> str:
+        """The join link for workers that are started beside the coordinator: one that nobody else has."""
+        token = self.door.issue(uses=2 * self._cluster.workers_expected, own=True)
+        return msgspec.structs.replace(JoinLink.from_text(join_link), token=token).to_text()
+
     async def gather(self) -> None:
         """Publish the join link and wait for the workers."""
         wanted = self._cluster.workers_expected
@@ -141,18 +172,30 @@ class Session:
         )
         self._observer.joinable(join.to_text())
         self._observer.notice(f"waiting for {wanted} worker{'s' if wanted > 1 else ''}")
-        await self.members.wait_for(wanted, self._cluster.join_timeout_s)
+        self._acquaintances.met(await self.members.wait_for(wanted, self._cluster.join_timeout_s))
 
     async def measure(self) -> ClusterProfile:
         """Profiles of the devices that joined and of the links between them."""
+        cluster = await measure_cluster(self.members, self.profile_request(), self._observer, self._peer_token)
+        for notice in slow_in_bfloat16(cluster, self._job.spec):
+            self._observer.notice(notice)
+        for device in cluster.devices:
+            self._acquaintances.measured(self.members.by_id[device.worker], device)
+        return cluster
+
+    async def measure_one(self, member: Member) -> ClusterProfile:
+        """The same of a device that came in mid-run: itself, and its links to the others that are in."""
+        self._acquaintances.met([member])
+        cluster = await measure_newcomer(self.members, member, self.profile_request(), self._peer_token)
+        self._acquaintances.measured(member, cluster.devices[0])
+        return cluster
+
+    def profile_request(self) -> ProfileRequest:
+        """What each device is asked to measure."""
         job = self._job
         rows = max(job.recipe.train.batch_rows // 4, 1), max(job.recipe.train.batch_rows, 2)
         spec = backbone_spec(job.spec) if job.recipe.train.mode == "side" else job.spec
-        request = ProfileRequest(spec=spec, model=job.model_profile, rows=rows, again=self._cluster.measure_again)
-        cluster = await measure_cluster(self.members, request, self._observer)
-        for notice in slow_in_bfloat16(cluster, job.spec):
-            self._observer.notice(notice)
-        return cluster
+        return ProfileRequest(spec=spec, model=job.model_profile, rows=rows, again=self._cluster.measure_again)
 
     async def plan(self, *, micro_batches: int | None = None) -> tuple[Plan, str]:
         """Measure whoever joined, plan, and explain; `micro_batches` is set when a run is resumed.
@@ -160,21 +203,39 @@ class Session:
         Raises:
             DoesNotFitError: No plan fits.
         """
-        return make_job_plan(self._job, await self.measure(), micro_batches=micro_batches)
+        cluster = await self.measure()
+        return make_job_plan(self._job, cluster, micro_batches=micro_batches, owner_workers=self.members.owner_workers)
 
     async def hand_out(
-        self, plan: Plan, resume_from: Checkpoint | None, *, side: SideStage | None = None
+        self,
+        plan: Plan,
+        state: TrainedState | None,
+        *,
+        side: SideStage | None = None,
+        held: Mapping[WorkerId, frozenset[int]] | None = None,
+        replicate_every: int = 0,
     ) -> dict[WorkerId, StageReady]:
         """Give each stage its assignment and weights, and wait until all are built: what each worker says then.
 
-        With `side` they are stages of a frozen backbone, which run forward only.
+        Args:
+            plan: Which stage of it whom.
+            state: Where training goes on from; None: the model as it is.
+            side: They are stages of a frozen backbone, which run forward only.
+            held: By worker the units whose frozen tensors it has from the plan before.
+            replicate_every: Steps between the replicas that stages send; 0: none.
+
+        Raises:
+            CoterieError: A worker failed, left or fell silent.
         """
         job = self._job
         spec = job.spec if side is None else backbone_spec(job.spec)
-        source = ShardSource(spec, job.weights, resume_from)
+        source = ShardSource(spec, job.weights, state)
         tied = self._tied_peers(plan) if side is None else {}
-        for stage in plan.stages:
+
+        async def assign(stage: StageAssignment) -> None:
             member = self.members.by_id[stage.worker]
+            units = range(stage.first_unit, stage.stop_unit)
+            held_units = tuple(unit for unit in units if unit in (held or {}).get(stage.worker, ()))
             await member.send(
                 Assign(
                     run=job.run,
@@ -185,19 +246,38 @@ class Session:
                     task=job.task.name,
                     gradient_below=side is None and any(job.anatomy.trainable[: stage.first_unit]),
                     tied_peer=tied.get(stage.worker, WorkerId("")),
-                    resumed_step=resume_from.step if resume_from else 0,
+                    resumed_step=state.step if state else 0,
                     side=side,
-                )
+                    held_units=held_units,
+                    replicate_every=replicate_every,
+                ),
+                plan_version=plan.version,
             )
-            await send_stage(member, plan, stage.stage, source, job.run)
-        ready: dict[WorkerId, StageReady] = {}
-        while len(ready) < len(plan.stages):
-            event = await self.members.next_event()
-            if not isinstance(event.message, StageReady):
-                raise ProtocolError(f"{event.member.hello.name} sent {event.frame.header.kind} before its stage stood")
-            ready[event.member.worker] = event.message
+            await send_stage(member, plan, stage.stage, source, job.run, held=held_units)
+
+        sending = asyncio.gather(*(assign(stage) for stage in plan.stages))
+        sending.add_done_callback(lambda _done: self.members.wake())
+        try:
+            ready = await self._stages_ready(plan, sending)
+        finally:
+            sending.cancel()
+            await asyncio.gather(sending, return_exceptions=True)
         if self.desk is not None:
             self.desk.links = {worker: message.link_to_next for worker, message in ready.items()}
+        return ready
+
+    async def _stages_ready(self, plan: Plan, sending: "asyncio.Future[list[None]]") -> dict[WorkerId, StageReady]:
+        ready: dict[WorkerId, StageReady] = {}
+        while len(ready) < len(plan.stages):
+            if sending.done():
+                sending.result()  # what went wrong, if anything did
+            event = await self.members.next_event_or_wake()
+            if event is None:
+                continue
+            if isinstance(event.message, StageReady):
+                ready[event.member.worker] = event.message
+            elif not self.members.survives:
+                raise ProtocolError(f"{event.member.hello.name} sent {event.frame.header.kind} before its stage stood")
         return ready
 
     def _tied_peers(self, plan: Plan) -> dict[WorkerId, WorkerId]:

@@ -1,0 +1,41 @@
+"""How often what is trained is copied: as often as is worth its time. Pure."""
+
+import math
+
+from coterie.planner.plan import Plan
+from coterie.planner.rebalance import UnitBytes
+
+SMALL_BYTES = 16 * 1024**2
+"""So little trained state is copied after every step: less than a second on a 200 Mbit/s network, in the background."""
+
+MOST_PART = 0.03
+"""Of the time that training takes, for copies of more than that."""
+
+USUAL_BYTES_PER_S = 12.5e6
+"""100 Mbit/s, where nobody has measured."""
+
+MEMORY_PART = 0.25
+"""Of the coordinator's free memory at most, for the two copies that it holds while one replaces the other."""
+
+
+def replicate_every(plan: Plan, units: tuple[UnitBytes, ...], *, wanted: int, free_bytes: int) -> int:
+    """Optimizer steps between two copies; 0: none are made, since the coordinator could not hold them.
+
+    Args:
+        plan: The plan in effect.
+        units: What each unit weighs.
+        wanted: By the recipe; 0 leaves it to this function.
+        free_bytes: Memory that the coordinator's machine has free.
+    """
+    total_bytes = sum(unit.trained_bytes for unit in units)
+    if 2 * total_bytes > MEMORY_PART * free_bytes:
+        return 0
+    if wanted:
+        return wanted
+    if total_bytes <= SMALL_BYTES:
+        return 1
+    largest = max(
+        sum(unit.trained_bytes for unit in units[stage.first_unit : stage.stop_unit]) for stage in plan.stages
+    )
+    seconds = largest / USUAL_BYTES_PER_S
+    return max(math.ceil(seconds / (MOST_PART * max(plan.predicted_step_s, 1e-3))), 1)
