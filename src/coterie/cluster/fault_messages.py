@@ -21,7 +21,8 @@ class Vitals(msgspec.Struct, frozen=True, kw_only=True):
         on_power: Whether it is plugged in.
         watts: Power that is drawn now, of the whole device or of the processor; `watts_source` says which.
         joules: Energy since the worker joined.
-        watts_source: `battery`, `rapl`, or `model`: what its owner stated, or a usual figure.
+        watts_source: `battery`, `rapl`, `simulated`, or `model`: what its owner stated, or a usual figure. Joined by
+            `+` where the joules are from several.
         celsius: The hottest sensor.
         available_bytes: Memory that the worker could still take, by its budget and by what the machine has free.
         reserve: Charge at which its owner wants it to have nothing left to do, unless it is plugged in.

@@ -2,8 +2,8 @@
 
 Three ways, told apart by their label: `rapl`, the processor's own counters (the whole package, other programs
 included); `battery`, what the battery says is drawn, over time (the whole device); `model`, stated watts times the
-seconds that the worker computed (nothing is measured). A device that is plugged in during a run goes from battery to
-model, and its sum is then labelled with both.
+seconds that the worker computed (nothing is measured). What a simulated battery tells is labelled `simulated`. A device
+that is plugged in during a run goes from battery to model, and its sum is then labelled with both.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from coterie.measure.absent import Absent
 from coterie.measure.battery import BatteryReading
 from coterie.profiles.power import PowerModel
 
-PowerLabel = Literal["rapl", "battery", "model"]
+PowerLabel = Literal["rapl", "battery", "simulated", "model"]
 
 POWERCAP = Path("/sys/class/powercap")
 
@@ -72,9 +72,8 @@ class RaplCounter:
 class BatteryCounter:
     """What the battery says is drawn, times the time; nothing while it is charged."""
 
-    label: PowerLabel = "battery"
-
-    def __init__(self, read: Callable[[], BatteryReading | None]) -> None:
+    def __init__(self, read: Callable[[], BatteryReading | None], label: PowerLabel = "battery") -> None:
+        self.label: PowerLabel = label
         self._read = read
 
     def step(self, seconds: float) -> float | None:

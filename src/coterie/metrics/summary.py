@@ -17,6 +17,7 @@ _FAR_OFF = 2.0
 _ENERGY_SOURCES = {
     "rapl": "measured: processor",
     "battery": "measured: whole device",
+    "simulated": "of a simulated battery",
     "model": "assumed: stated watts times busy time",
 }
 

@@ -7,6 +7,7 @@ from coterie.measure.activity import Activity, ActivityReading, find_idle_time
 from coterie.measure.battery import BatteryReading, find_battery
 from coterie.measure.power import BatteryCounter, EnergyCounter, EnergyMeter, ModelCounter, find_rapl
 from coterie.measure.pressure import MemoryReading, SystemMemory
+from coterie.measure.simulated_battery import SIMULATED
 from coterie.measure.temperature import find_temperature
 from coterie.profiles.power import PowerModel
 from coterie.worker.conditions import Seen
@@ -43,9 +44,13 @@ class OwnVitals:
         model = PowerModel() if stated is None else PowerModel(compute_w=stated)
         return (
             *(() if isinstance(rapl, Absent) else (rapl,)),
-            BatteryCounter(lambda: self._charge),
+            BatteryCounter(lambda: self._charge, "simulated" if self._is_simulated else "battery"),
             ModelCounter(model, self._settings.threads),
         )
+
+    @property
+    def _is_simulated(self) -> bool:
+        return self._settings.battery.startswith(SIMULATED)
 
     def _battery_celsius(self) -> float | None:
         return None if self._charge is None else self._charge.celsius

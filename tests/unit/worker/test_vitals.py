@@ -46,7 +46,7 @@ def test_everything_a_simulated_device_knows_goes_into_a_heartbeat(tmp_path: Pat
         on_power=False,
         watts=6.0,
         joules=60.0,
-        watts_source="battery",
+        watts_source="simulated",
         celsius=40.0,
         available_bytes=0,
         reserve=0.3,
