@@ -1,7 +1,8 @@
 """A battery that follows a formula or a file: for tests, emulated devices, and showing what would happen.
 
 `80%,-2%/min` falls from 80 % by two a minute; `30%,-1%/s,6W,38C` also says what is drawn and how warm it is;
-`40%,plugged` stays. `file:PATH` reads such a text anew each time, so that a test may change it in mid-run.
+`40%,plugged` stays. `file:PATH` reads such a text anew each time, so that a test may change it in mid-run; a rate in it
+counts from when the file was written.
 """
 
 import re
@@ -57,12 +58,11 @@ class SimulatedBattery:
         """The battery now; None while its file is absent or being written."""
         if self._file is not None:
             try:
-                return parse_battery(self._file.read_text())
+                return _after(parse_battery(self._file.read_text()), self._clock.wall() - self._file.stat().st_mtime)
             except (OSError, UsageError):
                 return None
         assert self._state is not None
-        charge = self._state.charge + self._state.per_s * (self._clock.now() - self._start_s)
-        return msgspec.structs.replace(self._state, charge=min(max(charge, 0.0), 1.0))
+        return _after(self._state, self._clock.now() - self._start_s)
 
 
 def parse_battery(text: str) -> SimulatedState:
@@ -88,6 +88,11 @@ def parse_battery(text: str) -> SimulatedState:
         else:
             raise _mistake(text, f"{part!r} is no rate, power or temperature")
     return state
+
+
+def _after(state: SimulatedState, seconds: float) -> SimulatedState:
+    charge = state.charge + state.per_s * max(seconds, 0.0)
+    return msgspec.structs.replace(state, charge=min(max(charge, 0.0), 1.0))
 
 
 def _mistake(text: str, what: str) -> UsageError:

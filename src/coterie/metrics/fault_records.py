@@ -98,8 +98,8 @@ class EnergyRecord(Record, frozen=True, kw_only=True):
     Attributes:
         joules: Since it joined.
         watts: Power drawn at the last reading, or the mean where only energy is counted.
-        source: `battery`, `rapl`, `simulated`, or `model`: what its owner stated, or a usual figure. Joined by `+` where
-            the joules are from several.
+        source: `battery`, `rapl`, `simulated`, or `model`: what its owner stated, or a usual figure. Joined by `+`
+            where the joules are from several.
         battery: Charge, 0 to 1; None without one.
     """
 

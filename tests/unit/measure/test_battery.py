@@ -1,5 +1,6 @@
 """What is said of a battery: by the system, by Termux:API, by a simulation."""
 
+import os
 from pathlib import Path
 
 import psutil
@@ -50,6 +51,11 @@ def test_a_simulated_battery_in_a_file_is_what_the_file_says_now(tmp_path: Path)
     assert simulated.read() == BatteryReading(charge=0.8, on_power=False)
     file.write_text("5%,plugged")
     assert simulated.read() == BatteryReading(charge=0.05, on_power=True)
+    file.write_text("50%,-1%/s")
+    os.utime(file, (200.0, 90.0))  # ten seconds before the clock's present
+    reading = simulated.read()
+    assert reading is not None
+    assert reading.charge == pytest.approx(0.4)
     file.write_text("5")  # half written
     assert simulated.read() is None
 
