@@ -30,12 +30,14 @@ class Holdings:
         """Those of some units that are not held."""
         return sorted(set(units) - self.units)
 
-    def keep_only(self, spec: ModelSpec, units: Collection[int]) -> None:
-        """Let go of what is of no use to a stage of these units, or of another model."""
+    def keep_only(self, spec: ModelSpec, units: Collection[int]) -> bool:
+        """Let go of what is of no use to a stage of these units, or of another model; whether there was such."""
         kept = self.units & set(units) if spec == self._spec else frozenset()
         names = {name for unit in kept for name in frozen_names(spec, unit)}
+        before = len(self._tensors)
         self._tensors = {name: tensor for name, tensor in self._tensors.items() if name in names}
         self._spec, self.units = spec, kept
+        return len(self._tensors) < before
 
     def hold(self, spec: ModelSpec, units: Iterable[int], tensors: Mapping[str, Tensor]) -> None:
         """Hold the frozen tensors of a stage that has been built, in place of what was held."""

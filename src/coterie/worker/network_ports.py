@@ -1,5 +1,6 @@
 """The stage's seam over the network: frames in from the mailbox, frames out through one outbox per link."""
 
+import math
 from collections.abc import Callable, Mapping
 
 import msgspec
@@ -23,7 +24,7 @@ from coterie.cluster.messages import (
     control,
     unpack,
 )
-from coterie.errors import ProtocolError
+from coterie.errors import NonFiniteLossError, ProtocolError
 from coterie.ids import COORDINATOR, RunId, WorkerId
 from coterie.measure.process_memory import peak_rss_bytes
 from coterie.pipeline.generation_ports import GenerationItem
@@ -112,7 +113,7 @@ class NetworkPorts:
 
     def take_hidden(self, step: int, micro_batch: int) -> Tensor:
         """See `StagePorts`."""
-        return self._take_tensor(HIDDEN, step, micro_batch)
+        return self._finite(HIDDEN, step, micro_batch, self._place.previous)
 
     def put_hidden(self, step: int, micro_batch: int, hidden: Tensor) -> None:
         """See `StagePorts`."""
@@ -121,7 +122,7 @@ class NetworkPorts:
 
     def take_gradient(self, step: int, micro_batch: int) -> Tensor:
         """See `StagePorts`."""
-        return self._take_tensor(GRADIENT, step, micro_batch)
+        return self._finite(GRADIENT, step, micro_batch, self._place.next)
 
     def put_gradient(self, step: int, micro_batch: int, gradient: Tensor) -> None:
         """See `StagePorts`."""
@@ -173,6 +174,28 @@ class NetworkPorts:
         version = self._place.plan.version
         self._outbox_to(COORDINATOR).post(control(message, source=self._place.worker, plan_version=version))
 
+    def _finite(self, kind: str, step: int, micro_batch: int, sender: WorkerId) -> Tensor:
+        """The tensor of a neighbour, whose fault it is if it is no number: the loss would be blamed for it later.
+
+        A gradient may become infinite by itself; the step's norm then says so.
+
+        Raises:
+            NonFiniteLossError: It is not finite.
+        """
+        tensor = self._take_tensor(kind, step, micro_batch)
+        # A sum finds whatever is not finite, in one pass without a mask; it can also overflow by itself.
+        total = tensor.sum(dtype=torch.float32).item()
+        if not math.isfinite(total) and _is_bad(kind, tensor):
+            what = "activations" if kind == HIDDEN else "gradients"
+            raise NonFiniteLossError(
+                f"{what} from {sender} are not finite in step {step + 1}, micro-batch {micro_batch + 1}",
+                hint="lower the learning rate or clip gradients (max_grad_norm); if it is always the same device, let "
+                "`coterie doctor` check its backends and leave it out",
+                step=step,
+                micro_batch=micro_batch,
+            )
+        return tensor
+
     def _take_tensor(self, kind: str, step: int, micro_batch: int) -> Tensor:
         frame = self._mailbox.take((kind, step, micro_batch))
         if len(frame.buffers) != 1:
@@ -210,6 +233,11 @@ class NetworkPorts:
 
 def _tensors(frame: Frame) -> dict[str, Tensor]:
     return {spec.name: decode(spec, data) for spec, data in zip(frame.header.tensors, frame.buffers, strict=True)}
+
+
+def _is_bad(kind: str, tensor: Tensor) -> bool:
+    bad = torch.isnan(tensor) if kind == GRADIENT else ~torch.isfinite(tensor)
+    return bool(bad.any())
 
 
 def _wire_codec(codec: Codec) -> codecs.Codec:

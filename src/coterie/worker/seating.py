@@ -7,7 +7,7 @@ from coterie.cluster.fault_messages import Committed, StandBy, Standing
 from coterie.cluster.message import Message
 from coterie.cluster.messages import Assign, Generate, NormTotal, RunSegment, SaveState, StageReady
 from coterie.cluster.shard_messages import ShardOffer
-from coterie.errors import CoterieError, NetworkError, OutOfMemoryError, ProtocolError, WorkerLostError
+from coterie.errors import BackendError, CoterieError, NetworkError, OutOfMemoryError, ProtocolError, WorkerLostError
 from coterie.ids import WorkerId
 from coterie.logs import get_logger
 from coterie.measure.allocator import free_memory
@@ -115,14 +115,12 @@ class Seating:
         """Give up the stage of the plan before, if there is one, and wait for the weights of this one's."""
         async with self._changing:
             self.version = assign.plan.version
-            await self._give_up()
+            had_stage = await self._give_up()
             self._intake.forget()
-            place = assign.plan.stages[assign.stage]
             lacking = self._holdings.lacking(assign.held_units)
-            self._holdings.keep_only(
-                assign.spec, set(assign.held_units) & set(range(place.first_unit, place.stop_unit))
-            )
-            await asyncio.to_thread(free_memory)
+            has_let_go = self._holdings.keep_only(assign.spec, set(assign.held_units) & own_units(assign))
+            if had_stage or has_let_go:
+                await asyncio.to_thread(free_memory)
             if lacking:
                 self._holdings.clear()
                 units = ", ".join(map(str, lacking))
@@ -149,8 +147,8 @@ class Seating:
         self._say(f"standing by without a stage{f': {reason}' if reason else ''}")
         await self._send(Standing(plan_version=version), version)
 
-    async def _give_up(self) -> None:
-        """End the stage. What is computed now comes to its end first: two stages must not share the memory.
+    async def _give_up(self) -> bool:
+        """End the stage; whether there was one. What it computes now comes to its end: two must not share the memory.
 
         Raises:
             CoterieError: It did not.
@@ -161,6 +159,7 @@ class Seating:
                 f"what stage {seat.assign.stage} computed did not come to its end within {GIVE_UP_S:.0f} s",
                 hint="start the worker again",
             )
+        return seat is not None
 
     async def take_weights(self, frame: Frame) -> None:
         """Take weights for the stage, and build it when they were the last ones."""
@@ -217,10 +216,10 @@ class Seating:
             self._stage_failed(self._seat.version, lost)
 
     def _stage_failed(self, version: int, error: CoterieError) -> None:
-        """The stage cannot go on. The worker can, if it was only short of memory or a link to another worker broke."""
+        """The stage cannot go on. The worker can, unless it is something else than its memory, a link or a backend."""
         if self._seat is None or self._seat.version != version:
             return
-        if isinstance(error, OutOfMemoryError):
+        if isinstance(error, OutOfMemoryError | BackendError):
             self._drop_soon(version, error)
         elif isinstance(error, NetworkError | WorkerLostError):
             # The coordinator knows which worker was lost, this one does not: its word comes first.

@@ -24,7 +24,7 @@ from coterie.cluster.messages import (
     pack,
     unpack,
 )
-from coterie.errors import NetworkError, ProtocolError
+from coterie.errors import NetworkError, NonFiniteLossError, ProtocolError
 from coterie.ids import COORDINATOR, RunId, WorkerId
 from coterie.pipeline.reports import MicroBatchReport, StepReport
 from coterie.planner.plan import MemoryEstimate, Plan, StageAssignment
@@ -259,3 +259,35 @@ def test_a_stage_that_waits_is_woken_when_the_run_ends(make_stage):
     stage.mailbox.fail(NetworkError("over"))
     thread.join(60)
     assert errors == ["over"]
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_activations_that_are_no_numbers_are_the_senders_fault(make_stage, value):
+    stage = make_stage(1)
+    hidden = torch.zeros(2, 3)
+    hidden[1, 2] = value
+    stage.mailbox.put((HIDDEN, 5, 1), tensor_frame(HIDDEN, hidden))
+    with pytest.raises(NonFiniteLossError, match="activations from first are not finite in step 6, micro-batch 2") as e:
+        stage.ports.take_hidden(5, 1)
+    assert (e.value.step, e.value.micro_batch) == (5, 1)
+
+
+def test_gradients_may_be_infinite_by_themselves_and_are_no_numbers_only_by_somebodys_fault(make_stage):
+    stage = make_stage(1)
+    stage.mailbox.put((GRADIENT, 0, 0), tensor_frame(GRADIENT, torch.tensor([1.0, float("inf")])))
+    stage.mailbox.put((GRADIENT, 0, 1), tensor_frame(GRADIENT, torch.tensor([1.0, float("nan")])))
+    assert stage.ports.take_gradient(0, 0).tolist() == [1.0, float("inf")]
+    with pytest.raises(NonFiniteLossError, match="gradients from last are not finite"):
+        stage.ports.take_gradient(0, 1)
+
+
+def test_finite_activations_whose_sum_is_not_are_taken(make_stage):
+    stage = make_stage(1)
+    stage.mailbox.put((HIDDEN, 0, 0), tensor_frame(HIDDEN, torch.full((4,), 3e38)))
+    assert stage.ports.take_hidden(0, 0).tolist() == torch.full((4,), 3e38).tolist()
+
+
+def test_what_is_told_names_the_plan_that_it_is_about(make_stage):
+    stage = make_stage(2)
+    stage.ports.micro_batch_done(MicroBatchReport(step=0, micro_batch=0, loss_sum=1.0, loss_tokens=2))
+    assert stage.sent_to(COORDINATOR).header.plan_version == 4
