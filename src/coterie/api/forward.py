@@ -210,4 +210,5 @@ def _predict(job: Job, split: str, observer: RunObserver) -> Predicted:
     with LocalFront(cluster, observer) as front:
         run = ForwardRun(job, split, front)
         front.end_with = run.session.end_with
+        front.own_link = run.session.own_link
         return asyncio.run(run.execute())

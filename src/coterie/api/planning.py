@@ -79,6 +79,7 @@ def _with_workers(job: Job, observer: RunObserver, work: Callable[[Session], Awa
     with LocalFront(job.recipe.cluster, observer) as front:
         session = Session(job, front)
         front.end_with = session.end_with
+        front.own_link = session.own_link
 
         async def gather_and_work() -> _T:
             await session.gather()

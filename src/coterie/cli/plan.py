@@ -10,10 +10,11 @@ from coterie.cli.formatting import print_json
 from coterie.cli.parser import Parser
 from coterie.config.flags import add_recipe_flags, overrides_from
 from coterie.errors import UsageError
+from coterie.ids import WorkerId
 from coterie.units import counted, format_seconds
 
 if TYPE_CHECKING:
-    from coterie.config.recipe import Recipe
+    from coterie.config.recipe import LocalWorker, Recipe
     from coterie.planner.plan import Plan
     from coterie.profiles.hypothetical import EvenLinks, HypotheticalDevice
 
@@ -50,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     if args.compare:
         overrides, side_overrides = split_side(overrides)
     if devices:
-        overrides |= {"cluster.workers": len(devices), "cluster.local_workers": ()}
+        overrides |= {"cluster.workers": len(devices), "cluster.local_workers": _as_local(devices, args)}
     recipe = load_recipe(args.recipe, overrides)
     check_planning(recipe)
     if args.compare:
@@ -74,6 +75,13 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _as_local(devices: "tuple[HypotheticalDevice, ...]", args: argparse.Namespace) -> "tuple[LocalWorker, ...]":
+    """The first two of described devices stand for local workers: the owner's, where data are to stay there."""
+    from coterie.config.recipe import LocalWorker  # noqa: PLC0415 - see cli.main
+
+    return () if args.compare else tuple(LocalWorker(name=device.name) for device in devices[:2])
+
+
 def _imagined(
     recipe: "Recipe",
     devices: "tuple[HypotheticalDevice, ...]",
@@ -87,7 +95,9 @@ def _imagined(
     from coterie.profiles.hypothetical import hypothetical_cluster  # noqa: PLC0415
 
     facts = facts_of(recipe, as_json=args.json)
-    request = plan_request(recipe, facts.model, hypothetical_cluster(devices, facts.device, links))
+    owners = tuple(WorkerId(device.name) for device in devices[:2])
+    cluster = hypothetical_cluster(devices, facts.device, links)
+    request = plan_request(recipe, facts.model, cluster, owner_workers=owners)
     plan = make_plan(request)
     return plan, explain(plan, request), facts.steps
 

@@ -28,6 +28,7 @@ def contradictions(recipe: Recipe) -> Iterator[Contradiction]:
     yield from _batches(recipe.train)
     yield from _devices(recipe)
     yield from _local_workers(recipe)
+    yield from _local_data(recipe)
     yield from side_contradictions(recipe)
     if recipe.cluster.heartbeat_timeout_s <= recipe.cluster.heartbeat_s:
         yield Contradiction(
@@ -176,6 +177,25 @@ def _cuts(recipe: Recipe, cuts: tuple[int, ...]) -> Iterator[Contradiction]:
             key="plan.cuts",
             text=f"makes {stages} stages, but only {counted(most, 'worker')} may be used",
             others=("plan.max_workers", "cluster.workers", "cluster.local_workers"),
+        )
+
+
+def _local_data(recipe: Recipe) -> Iterator[Contradiction]:
+    if not recipe.plan.keep_data_local:
+        return
+    if recipe.train.mode == "side":
+        yield Contradiction(
+            key="plan.keep_data_local",
+            text='is not possible with mode = "side", whose server trains on labels (or what gives them away) and on '
+            "activations of the tokens themselves",
+            others=("train.mode",),
+        )
+    elif recipe.cluster.has_workers and len(recipe.cluster.local_workers) < 2:
+        yield Contradiction(
+            key="plan.keep_data_local",
+            text=f"needs two local workers, one for the first and one for the last stage; there "
+            f"{'is 1' if recipe.cluster.local_workers else 'are 0'}",
+            others=("cluster.local_workers",),
         )
 
 
