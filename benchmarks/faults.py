@@ -22,7 +22,7 @@ def main() -> None:
         __doc__ or "",
         values=(
             ("--only", "PARTS", f"which of {', '.join(PARTS)}; default: all"),
-            ("--faults", "WORDS", "of the matrix: only faults whose name holds one of these words"),
+            ("--cells", "WORDS", "of the matrix: only some cells, such as 'kill,middle|cut,flush'"),
             ("--keep", "FOLDER", "work in this folder and leave everything there"),
             ("--method", "METHOD", "what is trained: lora (default), full …"),
         ),
@@ -35,7 +35,7 @@ def main() -> None:
         folder.mkdir(parents=True, exist_ok=True)
         quick, method = arguments.quick, arguments.method or "lora"
         if "matrix" in parts:
-            _matrix(report, folder / "matrix", method, faults=arguments.faults, quick=quick)
+            _matrix(report, folder / "matrix", method, cells=arguments.cells, quick=quick)
         if "random" in parts:
             _random(report, folder / "random", method, quick=quick)
         if "overhead" in parts:
@@ -45,18 +45,18 @@ def main() -> None:
     report.finish()
 
 
-def _matrix(report: Report, folder: Path, method: str, *, faults: str | None, quick: bool) -> None:
+def _matrix(report: Report, folder: Path, method: str, *, cells: str | None, quick: bool) -> None:
     setting = Setting(folder, steps=QUICK_STEPS if quick else STEPS, method=method)
     matrix = Matrix(setting, seeds=QUICK_SEEDS if quick else SEEDS)
-    cells: list[Cell] = []
-    for fault, place, schedule in chosen_cells(quick=quick, faults=faults):
-        cells.append(matrix.cell(fault, place, schedule))
-        report.note(" | ".join(map(str, cells[-1].row())))
+    done: list[Cell] = []
+    for fault, place, schedule in chosen_cells(quick=quick, words=cells):
+        done.append(matrix.cell(fault, place, schedule))
+        report.note(" | ".join(map(str, done[-1].row())))
     setting.close()
-    report.table("fault matrix", COLUMNS, (cell.row() for cell in cells))
-    report.figure("cells", len(cells))
-    report.figure("cells_failed", sum(bool(cell.failure) for cell in cells), at_most=0)
-    killed = [cell.struck for cell in cells if cell.fault == "kill -9" and cell.struck is not None]
+    report.table("fault matrix", COLUMNS, (cell.row() for cell in done))
+    report.figure("cells", len(done))
+    report.figure("cells_failed", sum(bool(cell.failure) for cell in done), at_most=0)
+    killed = [cell.struck for cell in done if cell.fault == "kill -9" and cell.struck is not None]
     noticed = [struck.noticed_s for struck in killed if struck.noticed_s is not None]
     next_steps = [struck.next_step_s for struck in killed if struck.next_step_s is not None]
     if noticed:

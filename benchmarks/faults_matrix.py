@@ -143,15 +143,22 @@ class Matrix:
         return self._spread
 
 
-def chosen_cells(*, quick: bool, faults: str | None) -> list[tuple[Fault, str, str]]:
-    """The cells to run: all, a few, or those of the faults whose names hold a word."""
+def chosen_cells(*, quick: bool, words: str | None) -> list[tuple[Fault, str, str]]:
+    """The cells to run: all, a few, or those that every one of some words belongs to.
+
+    Args:
+        quick: A few only, unless `words` says which.
+        words: Such as `kill,middle|cut,middle`: alternatives between bars, of each all words must fit.
+    """
     every = [(fault, place, schedule) for schedule in SCHEDULES for fault in FAULTS for place in PLACES]
-    if faults:
-        every = [cell for cell in every if any(word in cell[0].name for word in faults.split(","))]
-    if quick:
-        wanted = [cell for cell in every if (cell[0].name, cell[1], cell[2]) in QUICK]
-        return wanted or every[:1]
-    return every
+    if words:
+        ways = [way.split(",") for way in words.split("|")]
+        return [
+            (fault, place, schedule)
+            for fault, place, schedule in every
+            if any(all(word in f"{fault.name} {place} {schedule}" for word in way) for way in ways)
+        ]
+    return [cell for cell in every if not quick or (cell[0].name, cell[1], cell[2]) in QUICK]
 
 
 def _number(value: float | None) -> str:

@@ -63,7 +63,7 @@ class Setting:
 
     def bed(self, name: str) -> Bed:
         """A test bed in a folder of its own."""
-        return Bed(self.folder / name, nursery=self.nursery)
+        return Bed(self.folder / name, nursery=self.nursery, caches=self.folder / "caches")
 
     def close(self) -> None:
         """End what it started."""

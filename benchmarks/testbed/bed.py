@@ -19,12 +19,20 @@ class Bed:
         folder: Everything is kept here: each program's log and state.
         carrier: What lies between them; a relay by default.
         nursery: Forks the programs from a process that has imported all, where the carrier lets them run anywhere.
+        caches: A folder in which hosts of the same name find what they measured in earlier beds.
     """
 
-    def __init__(self, folder: Path, carrier: Carrier | None = None, nursery: Nursery | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        carrier: Carrier | None = None,
+        nursery: Nursery | None = None,
+        caches: Path | None = None,
+    ) -> None:
         self.folder = folder
         self.carrier = carrier or RelayCarrier()
         self._nursery = nursery
+        self._caches = caches
         self.hosts: dict[str, Host] = {}
         self.coordinator: CoordinatorProgram | None = None
 
@@ -39,8 +47,9 @@ class Bed:
     def add(self, settings: HostSettings) -> Host:
         """One more host; it does not run yet."""
         folder = self.folder / settings.name
+        cache = None if self._caches is None else self._caches / settings.name
         line = self.carrier.line(settings.name)
-        host = Host(settings, line, folder, self._launch(line.prefix))
+        host = Host(settings, line, folder, self._launch(line.prefix), cache)
         self.hosts[settings.name] = host
         return host
 

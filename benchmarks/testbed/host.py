@@ -42,11 +42,13 @@ class Host(WorkerProgram):
         settings: What it is.
         line: Its link to the others.
         folder: Its state and its log.
-        launch: How its processes are started.
+        launch, cache: See `Program`.
     """
 
-    def __init__(self, settings: HostSettings, line: Line, folder: Path, launch: Launch) -> None:
-        super().__init__(settings.name, folder, launch)
+    def __init__(
+        self, settings: HostSettings, line: Line, folder: Path, launch: Launch, cache: Path | None = None
+    ) -> None:
+        super().__init__(settings.name, folder, launch, cache)
         self.settings = settings
         self._line = line
         self._link: JoinLink | None = None

@@ -22,11 +22,13 @@ class Program:
         name: For its log file.
         folder: Where its state and log are kept, over restarts.
         launch: How its process is started.
+        cache: Where it keeps measurements and frozen weights; in its folder by default.
     """
 
-    def __init__(self, name: str, folder: Path, launch: Launch) -> None:
+    def __init__(self, name: str, folder: Path, launch: Launch, cache: Path | None = None) -> None:
         self.name = name
         self.folder = folder
+        self._cache = cache or folder / "cache"
         self.log = folder / "output.log"
         self._launch = launch
         self._running: Running | None = None
@@ -36,7 +38,7 @@ class Program:
     def run(self, words: list[str], **environment: str) -> None:
         """Start the command; its output is added to the log."""
         assert not self.runs, f"{self.name} runs already"
-        own = {"COTERIE_CACHE": str(self.folder / "cache"), "XDG_STATE_HOME": str(self.folder / "state")}
+        own = {"COTERIE_CACHE": str(self._cache), "XDG_STATE_HOME": str(self.folder / "state")}
         own |= {"XDG_CONFIG_HOME": str(self.folder / "config"), "XDG_DATA_HOME": str(self.folder / "data")}
         self._running = self._launch(words, own | environment, self.log)
 
