@@ -17,6 +17,7 @@ from coterie.backends.child_process import ChildProcessBackend
 from coterie.backends.numpy_backend import NumpyBackend
 from coterie.errors import BackendError
 from coterie.local import JOIN_LINK_VARIABLE
+from coterie.metrics.fault_records import RecoveryRecord
 from coterie.metrics.progress import DeviceLine, RunState
 from coterie.metrics.records import FaultRecord, StepRecord, SummaryRecord
 from coterie.metrics.summary import backend_lines
@@ -75,6 +76,7 @@ class Faulty(NumpyBackend):
 
     fails = False
     failures = 0
+    nonsense = float("nan")
 
     @property
     def info(self):
@@ -84,7 +86,7 @@ class Faulty(NumpyBackend):
         outputs, saved = super().forward(loaded, inputs, inner=inner, keep=keep)
         if self.fails:
             type(self).failures += 1
-            outputs.y[0, 0, 0] = float("nan")
+            outputs.y[:, 0, 0] += self.nonsense
         return outputs, saved
 
 
@@ -138,6 +140,27 @@ def test_backends_that_die_or_compute_nonsense_in_mid_run_are_left_out_and_the_l
     assert any(line.startswith("device-a: the backend numpy was left out during the run: ") for line in lines)
     assert any(line.startswith("device-a: the backend faulty was left out during the run: ") for line in lines)
     assert faulty.failures == 1, "it was asked again"
+
+
+def test_the_step_in_which_a_backend_is_found_to_be_wrong_is_done_again_without_it(
+    tmp_path, make_recipe, cluster, run, alone, faulty
+):
+    recipe = make_recipe(tmp_path / "run", **OPTIONS, workers=1, micro_batches=4, max_steps=5)
+    watcher = cluster(worker("device-a", "torch", "faulty"))
+    faulty.nonsense = 0.5
+
+    def begin_to_err(record):
+        faulty.fails = faulty.fails or (isinstance(record, StepRecord) and record.step == 2)
+
+    watcher.on_record = begin_to_err
+    run(recipe, watcher)
+    assert faulty.failures > 1, "it was found at once: nothing wrong had gone into the step"
+    assert watcher.losses == pytest.approx(alone(recipe, 5), rel=5e-6)
+    (recovery,) = records(watcher, RecoveryRecord)
+    assert "the backend faulty is left out: it computed wrongly" in recovery.reason
+    (summary,) = records(watcher, SummaryRecord)
+    left_out = "device-a: the backend faulty was left out during the run: it computed wrongly"
+    assert any(line.startswith(left_out) for line in backend_lines(summary))
 
 
 def test_a_backend_that_is_not_there_ends_the_run_before_it_begins(tmp_path, make_recipe, cluster, run):

@@ -14,7 +14,7 @@ from coterie.backends.child_process import ChildProcessBackend
 from coterie.backends.shares import Array, Gradients, Inputs, Need, Outputs, Shape
 from coterie.backends.torch_backend import PROCESSOR, TorchBackend
 from coterie.clock import Clock, SystemClock
-from coterie.errors import BackendError
+from coterie.errors import BackendError, CoterieError
 from coterie.heads.dealing import count_of, joined, part_inner, part_inputs, part_shape, part_weights
 from coterie.heads.lead import JobTime, Lead
 from coterie.heads.verifying import VERIFY_EVERY, wrong_gradient, wrong_row
@@ -85,13 +85,15 @@ class BackendPool:
 
     A job whose backend fails, or gives numbers that are not finite where torch's are, is repeated in torch at once, and
     the backend gets no more of them. A backend that is wrong but finite is noticed by the verification of every
-    `VERIFY_EVERY`th forward and of its backward: what it has computed until then has gone into the run.
+    `VERIFY_EVERY`th forward and of its backward, and left out too; `on_wrong` can have the whole step done again, since
+    what it gave to other layers has gone into it.
 
     Args:
         backends: All of them; torch on the processor repeats what others fail in, and need not be one of them.
         on_bypass: Told a backend's name and the reason when it is left out, from the thread that uses the pool.
 
     Attributes:
+        on_wrong: Told of a wrong but finite result, when all of a forward or backward have come; may raise.
         usage: What each backend did so far.
         bypassed: Those that are used no more, with the reason.
         hosted: Those that run in processes of their own.
@@ -118,6 +120,8 @@ class BackendPool:
         self._lead = Lead(self._infos, self.hosted)
         self._times: dict[str, JobTime] = {}
         self.bypassed: dict[str, str] = {}
+        self.on_wrong: Callable[[str, str], None] = lambda _name, _reason: None
+        self._wrong: tuple[str, str] | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -144,7 +148,9 @@ class BackendPool:
         self._begin()
         waiting = [self._submit(job.backend, self._forward, job, _is_finite_forward) for job in jobs]
         self._wait(waiting)
-        return [self._forward_result(job, future) for job, future in zip(jobs, waiting, strict=True)]
+        results = [self._forward_result(job, future) for job, future in zip(jobs, waiting, strict=True)]
+        self._tell_wrong([part for _, part in results])
+        return results
 
     def run_backward(
         self, parts: Sequence[PartSaved], gradient: Array, need: Need, inner_gradients: Sequence[Array | None]
@@ -161,7 +167,18 @@ class BackendPool:
         self._begin()
         waiting = [self._submit(call[0].backend, self._backward, call, _is_finite) for call in calls]
         self._wait(waiting)
-        return [self._backward_result(call, future) for call, future in zip(calls, waiting, strict=True)]
+        results = [self._backward_result(call, future) for call, future in zip(calls, waiting, strict=True)]
+        self._tell_wrong()
+        return results
+
+    def _tell_wrong(self, parts: Sequence[PartSaved] = ()) -> None:
+        wrong, self._wrong = self._wrong, None
+        if wrong is not None:
+            try:
+                self.on_wrong(*wrong)
+            except CoterieError:
+                self.drop(parts)  # nobody will ask for their backward
+                raise
 
     def drop(self, parts: Sequence[PartSaved]) -> None:
         """No backward will come for these. Each is released in its backend's thread, at that backend's next job.
@@ -249,13 +266,14 @@ class BackendPool:
         right, saved = self._forward_in_torch(job)
         if np.isfinite(right.y).all():
             self._bypass(job.backend, wrong)
+            self._wrong = (job.backend, wrong) if finite else self._wrong
         return right, saved
 
     def _backward_result(
         self, call: tuple[PartSaved, Array, Need, Array | None], future: "Future[tuple[Gradients, bool]] | None"
     ) -> Gradients:
         part = call[0]
-        reason = ""
+        reason, finite = "", False
         if future is not None:
             try:
                 grads, finite = future.result()
@@ -276,6 +294,7 @@ class BackendPool:
         grads = self._backward(self._torch, (again, *call[1:]))
         if reason and _is_finite(grads):
             self._bypass(part.backend, reason)
+            self._wrong = (part.backend, reason) if finite else self._wrong
         return grads
 
     def _row_to_verify(self, job: PartJob) -> int | None:

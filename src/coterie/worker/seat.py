@@ -138,6 +138,8 @@ class Seat:
         self._runner = StageRunner(self._worker, assign, self._device.settings, self._outboxes.to, self._on_failure)
         rows = -(-assign.plan.batch_rows // assign.plan.micro_batches)
         self._runner.sharing = self._device.sharing_at(rows)
+        if self._runner.sharing is not None:
+            self._runner.sharing.repeats_steps(on=assign.side is None and assign.plan.schedule != "forward")
         if assign.replicate_every:
             receivers = {COORDINATOR, assign.replica_peer or COORDINATOR}
             self._runner.replica_outboxes = self._outboxes.aside(receivers)

@@ -8,6 +8,7 @@ import msgspec
 from coterie.backends.catalog import find_backends
 from coterie.backends.shares import Need
 from coterie.cluster.messages import ProfileRequest
+from coterie.errors import BackendError
 from coterie.heads.copies import shared_memory
 from coterie.heads.install import SplitReport, install_split, remove_split
 from coterie.heads.pool import BackendPool, Usage
@@ -115,6 +116,10 @@ class DeviceSharing:
         """End all backends. Idempotent."""
         self.pool.close()
 
+    def repeats_steps(self, *, on: bool) -> None:
+        """Whether a stage in which a backend was found to compute wrongly ends, to do the step again without it."""
+        self.pool.on_wrong = _end_stage if on else _go_on
+
     def _progress(self, what: str, number: int, of: int) -> None:
         if number % _TOLD_EVERY == 1:
             self._say(f"measuring backends, {number} of {of}: {what}")
@@ -206,6 +211,17 @@ class StageSharing:
                 self._say(f"{part} of {counted(len(blocks), 'block')} are shared: {shares_in_words(shares)}")
         for what, why in report.unsplit.items():
             self._say(f"{what} is not shared: {why}")
+
+
+def _end_stage(name: str, reason: str) -> None:
+    raise BackendError(
+        f"the backend {name} is left out: {reason}; training goes on from before the step in which that was found",
+        hint="leave it out with --backends, or look for another driver",
+    )
+
+
+def _go_on(_name: str, _reason: str) -> None:
+    pass
 
 
 def shares_in_words(part: PartAllocation) -> str:
