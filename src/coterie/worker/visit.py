@@ -159,7 +159,9 @@ class Visit:
 
     def _coordinator_lost(self, error: NetworkError) -> None:
         """What a link that broke means: the stage is worth nothing any more, the worker may come back."""
-        if self._server is not None and self._server.is_alone:
+        if self._ended.done():
+            log.info("the coordinator has closed the link")  # it has said before that the run is over
+        elif self._server is not None and self._server.is_alone:
             self._say("the coordinator has left")
         elif self.rejoin_s > 0:
             self._lost = error
