@@ -72,6 +72,14 @@ def test_the_devices_run_once_and_send_what_the_formulas_count(one):
     assert summary.side.cache_bytes >= counted
 
 
+def test_the_peak_of_the_server_is_what_was_predicted(one):
+    _, _, watcher = one
+    (summary,) = (record for record in watcher.records if isinstance(record, SummaryRecord))
+    (server,) = (device for device in summary.devices if device.device_name == "server")
+    assert server.predicted_peak_bytes == pytest.approx(server.measured_peak_bytes, rel=0.15)
+    assert server.predicted_peak_bytes > server.base_bytes
+
+
 def prepare_rows(recipe, split):
     return prepare_job(recipe, RunId("rows"), lambda _text: None).splits[split].rows
 

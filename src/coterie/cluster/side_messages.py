@@ -92,10 +92,14 @@ class ServerReady(Message, frozen=True, kw_only=True):
 
     Attributes:
         step: Optimizer steps done, if an earlier run of the same name was found.
+        idle_bytes: Memory of its process before it held anything of the run.
+        in_memory: The cache is in its memory: it was asked for, or the server has no folder.
     """
 
     step: int
     cache_bytes: int
+    idle_bytes: int = 0
+    in_memory: bool = False
 
 
 class OrderBody(Message, frozen=True, kw_only=True):

@@ -11,6 +11,7 @@ from coterie.coordinator.feeders import TrainingFeeder
 from coterie.coordinator.job import Job
 from coterie.coordinator.ledger import StepEntry
 from coterie.coordinator.member import Member
+from coterie.coordinator.side_planning import ServerForecast
 from coterie.ids import WorkerId
 from coterie.metrics.records import (
     AnyRecord,
@@ -54,6 +55,7 @@ class SideBooks:
         self._clock = clock
         self._plan: Plan | None = None
         self._devices: dict[WorkerId, _Device] = {}
+        self._forecast: ServerForecast | None = None
         self._server_peak_bytes = 0
         self._server_busy_s = 0.0
         self._since_s = clock.now()
@@ -108,8 +110,9 @@ class SideBooks:
         self._cache_bytes = message.cache_bytes
         self._rows_forwarded += rows
 
-    def server_stands(self, cache_bytes: int, rows: int) -> None:
-        """Note what the server's cache held before, and how many rows it is to hold."""
+    def server_stands(self, forecast: ServerForecast, cache_bytes: int, rows: int) -> None:
+        """Note what the server is to take, what its cache held before, and how many rows it is to hold."""
+        self._forecast = forecast
         self._cache_bytes = cache_bytes
         self._rows = rows
 
@@ -250,16 +253,20 @@ class SideBooks:
         )
 
     def _server_summary(self, seconds: float) -> DeviceSummary:
+        forecast = self._forecast
         return DeviceSummary(
             worker=self._server.worker,
             device_name=self._server.hello.name,
             units="side network, output layer",
-            predicted_peak_bytes=0,
+            predicted_peak_bytes=forecast.peak_bytes if forecast else 0,
             measured_peak_bytes=self._server_peak_bytes,
-            limit_bytes=0,
+            limit_bytes=forecast.limit_bytes if forecast else 0,
+            base_bytes=forecast.parts["worker"] if forecast else 0,
             utilization=min(self._server_busy_s / max(seconds, 1e-9), 1.0),
         )
 
     def _limit(self, worker: WorkerId) -> int:
+        if worker == self._server.worker:
+            return self._forecast.limit_bytes if self._forecast else 0
         stages = self._plan.stages if self._plan else ()
         return next((stage.memory_limit for stage in stages if stage.worker == worker), 0)

@@ -21,8 +21,8 @@ from coterie.coordinator.session import Session
 from coterie.coordinator.side_assignment import Held, assign_server, check_trained, side_terms
 from coterie.coordinator.side_books import SideBooks
 from coterie.coordinator.side_evaluation import SideEvaluation
-from coterie.coordinator.side_feeding import Due, SideFeeder
-from coterie.coordinator.side_planning import make_side_plan
+from coterie.coordinator.side_feeding import Due, SideFeeder, sent_tokens
+from coterie.coordinator.side_planning import ServerForecast, forecast_server, make_side_plan
 from coterie.coordinator.side_pump import SidePump
 from coterie.coordinator.side_record import SideRunRecord, write_side_run
 from coterie.errors import CheckpointError, CoterieError
@@ -87,10 +87,11 @@ class SideRun:
         (server,) = session.members.with_role("server")
         selector = TokenSelector(job.spec, self._side)
         ready, held = await assign_server(job, session.members, server, selector, self._evaluated)
-        plan, micro_batches = await self._plan_devices(ready.step, held)
+        forecast = forecast_server(job, server, ready, self._cached_tokens(selector))
+        plan, micro_batches = await self._plan_devices(ready.step, held, forecast)
         feeder = SideFeeder(job, selector, micro_batches)
         books = SideBooks(job, server, feeder.training, self._observer.record, session.clock)
-        books.server_stands(ready.cache_bytes, sum(len(job.splits[split].rows) for split in held))
+        books.server_stands(forecast, ready.cache_bytes, sum(len(job.splits[split].rows) for split in held))
         session.members.on_heartbeat = books.heartbeat
         evaluations = {split: SideEvaluation(job, split, feeder) for split in self._evaluated}
         pump = SidePump(session.members, server, feeder, books, evaluations)
@@ -112,6 +113,15 @@ class SideRun:
         wanted = ("dev", "test") if self._job.recipe.run.evaluate_every_epoch else ("test",)
         return tuple(split for split in wanted if split in self._job.splits)
 
+    def _cached_tokens(self, selector: TokenSelector) -> int:
+        """How many the server's cache is to hold."""
+        job = self._job
+        tokens = sum(sent_tokens(job, selector, split) for split in self._evaluated)
+        if self._side.two_phases:
+            part = min(job.total_steps / job.steps_per_epoch, 1.0)
+            tokens += round(part * sent_tokens(job, selector, TRAIN))
+        return tokens
+
     def _start(self, step: int) -> StartRecord:
         job = self._job
         if step:
@@ -127,7 +137,7 @@ class SideRun:
 
     # ---- the devices
 
-    async def _plan_devices(self, step: int, held: Held) -> tuple[Plan | None, int]:
+    async def _plan_devices(self, step: int, held: Held, server: ServerForecast) -> tuple[Plan | None, int]:
         """The plan of the devices, or None if nothing is left for them; how many micro-batches a step has."""
         record = self._record
         if not self._needs_devices(step, held):
@@ -141,7 +151,8 @@ class SideRun:
                 hint="give the server the cache folder that it had; or train anew, without --resume, in another folder",
             )
         cluster = await self.session.measure()
-        plan, explanation = make_side_plan(self._job, cluster, micro_batches=record.micro_batches if record else None)
+        known = record.micro_batches if record else None
+        plan, explanation = make_side_plan(self._job, cluster, server, micro_batches=known)
         self._observer.planned(plan, explanation, self._job.total_steps - step)
         self._observer.record(PlanRecord.of(plan))
         if record is None:

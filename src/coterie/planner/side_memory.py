@@ -6,6 +6,8 @@ softmax and its backward hold at once were measured; `tests/numerics/sidetuning/
 what a step really holds.
 """
 
+from collections.abc import Mapping
+
 import msgspec
 
 from coterie.jobs.side_spec import SideSpec, UploadDtype
@@ -13,6 +15,7 @@ from coterie.planner.memory import LINK_COPIES, RUNTIME_BYTES
 from coterie.planner.side_bytes import Backbone, side_parameters, taps_bytes
 from coterie.planner.way import RunData
 from coterie.profiles.model_profile import LayerProfile, ModelProfile
+from coterie.units import format_bytes
 
 PIECE_ELEMENTS = 1 << 25
 """Activations or logits that the server's trainer works on at a time: 128 MiB in float32."""
@@ -22,8 +25,8 @@ _RUNG_VECTORS, _RUNG_RANKS = 3, 2
 """Of width D and of rank R, kept of each rung for its backward, beside the activations themselves."""
 _WORKING_VECTORS = 5
 """Of width D, while one rung's backward runs."""
-_LOGIT_HALVES = 7
-"""Half copies of the logits at the peak: logits, their logarithms, and the gradients of both, which overlap in part."""
+_LOGIT_COPIES = 3
+"""At the peak: the logarithms of what softmax gives, and the gradients of both sides of it."""
 _UNSENT_MICRO_BATCHES = 3
 """Encoded micro-batches that a device holds: one on its way, and as many as the coordinator feeds ahead."""
 
@@ -55,7 +58,7 @@ def server_memory(
     arrived = sent * taps * width * _FLOAT32_BYTES
     rungs = tokens * taps * (_RUNG_VECTORS * width + _RUNG_RANKS * side.rank) * _FLOAT32_BYTES
     working = tokens * _WORKING_VECTORS * width * _FLOAT32_BYTES
-    logits = read * logits_width * _FLOAT32_BYTES * _LOGIT_HALVES // 2
+    logits = read * logits_width * _FLOAT32_BYTES * _LOGIT_COPIES
     return {
         "weights": output.parameter_bytes + network,
         "gradients": trained,
@@ -63,6 +66,22 @@ def server_memory(
         "activations": arrived + rungs + working + logits,
         "buffers": LINK_COPIES * arrived + RUNTIME_BYTES,
     }
+
+
+def server_shortage(name: str, limit_bytes: int, parts: Mapping[str, int]) -> str:
+    """In which numbers a server is too small for what takes its memory; empty if it is not."""
+    needed = sum(parts.values())
+    if needed <= limit_bytes:
+        return ""
+    return (
+        f"{name} has {format_bytes(limit_bytes)} and needs {format_bytes(needed)} as the server ({named(parts)}), "
+        f"{format_bytes(needed - limit_bytes)} short"
+    )
+
+
+def named(parts: Mapping[str, int]) -> str:
+    """What takes memory, in words."""
+    return ", ".join(f"{name} {format_bytes(size)}" for name, size in parts.items() if size)
 
 
 def unsent_bytes(tokens: int, taps: int, width: int, upload: UploadDtype) -> int:

@@ -20,7 +20,7 @@ from coterie.planner.exposure import exposed_by_stages, exposed_to_server
 from coterie.planner.plan import Plan, StageAssignment
 from coterie.planner.problem import CODEC_SIZE, Problem
 from coterie.planner.side_bytes import Backbone, cache_bytes, side_network_bytes, taps_bytes
-from coterie.planner.side_memory import hidden_width, server_memory, with_unsent, without_output_layer
+from coterie.planner.side_memory import hidden_width, server_memory, server_shortage, with_unsent, without_output_layer
 from coterie.planner.way import Span, Way, WayName, WaysRequest
 from coterie.planner.way_ledger import INPUT_BYTES, LABEL_BYTES, Ledger, among
 from coterie.units import format_bytes
@@ -122,19 +122,11 @@ class _SideRun:
     def why_server_is_too_small(self) -> str:
         """The server's shortage in numbers; empty if there is none."""
         device = self.ledger.device(self._server)
-        parts = self.peak_bytes()
-        needed = sum(parts.values())
         quota = self.request.cache_quota_bytes
         cache = cache_bytes(self.request.data.epoch, self.backbone, self.request.side)
         if quota is not None and cache > quota:
             return f"the cache needs {format_bytes(cache)} on {device.name}, and its quota is {format_bytes(quota)}"
-        if needed <= device.memory_bytes:
-            return ""
-        shown = ", ".join(f"{name} {format_bytes(size)}" for name, size in parts.items() if size)
-        return (
-            f"{device.name} has {format_bytes(device.memory_bytes)} and needs {format_bytes(needed)} as the server "
-            f"({shown}), {format_bytes(needed - device.memory_bytes)} short"
-        )
+        return server_shortage(device.name, device.memory_bytes, self.peak_bytes())
 
     def _own_taps(self, stage: StageAssignment) -> int:
         """How many tapped blocks a stage holds; block i is unit i + 1 and layer i + 1 of the ladder."""

@@ -88,6 +88,11 @@ class ActivationCache:
         """Bytes of rows and index together."""
         return self._storage.used_bytes
 
+    @property
+    def is_in_memory(self) -> bool:
+        """Whether it has no folder."""
+        return self._storage.folder is None
+
     def require_room(self, tokens: int) -> None:
         """Refuse, before anything is collected, when the activations of so many more tokens will not fit.
 

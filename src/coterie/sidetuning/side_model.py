@@ -44,6 +44,12 @@ class SideModel:
         own = {PREFIX + name: parameter for name, parameter in self.network.named_parameters()}
         return own | self.output.trainable()
 
+    @property
+    def held_bytes(self) -> int:
+        """Of all parameters, frozen and trained."""
+        parts = (*self.network.parameters(), *self.output.parameters().values(), *self._first_output.values())
+        return sum(parameter.nbytes for parameter in parts)
+
     def hidden(self, taps: Tensor) -> Tensor:
         """The last layer with what the side network adds, (N, D), of activations (N, L', D)."""
         added: Tensor = self.network(taps)

@@ -43,7 +43,8 @@ from coterie.cluster.side_messages import (
 from coterie.errors import CoterieError, ProtocolError
 from coterie.ids import COORDINATOR, WorkerId
 from coterie.measure.budget import memory_budget
-from coterie.measure.process_memory import current_rss_bytes, peak_rss_bytes, reset_peak
+from coterie.measure.device_profile import idle_bytes
+from coterie.measure.process_memory import peak_rss_bytes, reset_peak
 from coterie.models.weights import MappingWeights
 from coterie.pipeline.compute import computing
 from coterie.pipeline.throttle import Throttle
@@ -120,13 +121,14 @@ class SideServer:
         Raises:
             CoterieError: The weights are not those of the output layer, or the cache is for something else.
         """
-        self._idle_bytes = current_rss_bytes()
         assign, folder = self._assign, self._settings.cache_folder
         parameters = {name.removeprefix(PARAMETER): tensor for name, tensor in tensors.items()}
         with computing("the server"):
             model = build_side_model(
                 assign.spec, assign.side, MappingWeights(parameters), device=self._settings.device_type
             )
+        # Measured now: what building imports stays. What it built is counted elsewhere.
+        self._idle_bytes = idle_bytes("cpu") - (model.held_bytes if self._settings.device_type == "cpu" else 0)
         self._trainer = SideTrainer(model, self._task, assign.optimizer)
         keeps = assign.cache == "disk" and folder is not None
         self._state = SideState(folder, assign.run) if keeps and folder is not None else None
