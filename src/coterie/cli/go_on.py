@@ -24,5 +24,5 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json(status)
     else:
-        print(f"{status.phase}, after {progress_of(status)}")
+        print(f"going on after {progress_of(status)}")
     return 0

@@ -23,7 +23,7 @@ POLL_S = 0.5
 
 def add_run_flags(parser: Parser) -> None:
     """The run's folder, or its control link."""
-    parser.add_argument("run", nargs="?", type=Path, metavar="RUN", help=f"the run's folder (default {DEFAULT_RUN})")
+    parser.add_argument("folder", nargs="?", type=Path, metavar="RUN", help=f"the run's folder (default {DEFAULT_RUN})")
     parser.add_argument(
         "--link",
         metavar="LINK",
@@ -45,10 +45,10 @@ def control_from(args: argparse.Namespace) -> "RunControl":
     """
     from coterie.coordinator.run_control import RunControl  # noqa: PLC0415 - see cli.main
 
-    if args.run is not None and args.link is not None:
+    if args.folder is not None and args.link is not None:
         raise UsageError("a folder and a control link were given", hint="give one of the two")
-    if args.run is not None:
-        return RunControl(args.run)
+    if args.folder is not None:
+        return RunControl(args.folder)
     link = args.link or os.environ.get(CONTROL_LINK_VARIABLE)
     return RunControl(link=link) if link else RunControl(DEFAULT_RUN)
 

@@ -117,9 +117,9 @@ class RunDesk:
     def _phase(self, recorded: RunPhase) -> RunPhase:
         if self._stop.requested:
             return "stopping"
-        if self._pausing.is_resting:
-            return "paused"
-        return "pausing" if self._pausing.is_asked else recorded
+        if self._pausing.is_asked:
+            return "paused" if self._pausing.is_resting else "pausing"
+        return recorded
 
     def _devices(self, recorded: tuple[DeviceStatus, ...]) -> tuple[DeviceStatus, ...]:
         """The devices of the plan, then those that are in and have no stage, all with what they last said."""
