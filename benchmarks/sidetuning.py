@@ -268,7 +268,10 @@ def main() -> int:
             ("--plot", "FOLDER", "draw each data set"),
             ("--keep", "FOLDER", "keep every run's result, and run nothing again that is kept there"),
         ),
-        extra=(("--only-kept", "run nothing: show what --keep has so far"),),
+        extra=(
+            ("--only-kept", "run nothing: show what --keep has so far"),
+            ("--no-peaks", "leave out the device's peak memory, a process for each variant"),
+        ),
     )
     variants: tuple[Variant, ...] = _named(arguments.only, VARIANTS)
     names = _named(arguments.sets, tuple(setting.name for setting in SETTINGS))
@@ -282,6 +285,7 @@ def main() -> int:
         data=Path(data) if data else None,
         keep=Path(arguments.keep) if arguments.keep else None,
         is_closed=arguments.only_kept,
+        weighs=not arguments.quick and not arguments.no_peaks,
     )
     report = Report(
         "sidetuning",

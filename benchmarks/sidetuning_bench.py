@@ -33,6 +33,7 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         keep: Folder of results; None to keep none.
         is_closed: Only what is kept is shown.
+        weighs: The device's peak memory under each variant is measured.
     """
 
     variants: tuple[Variant, ...]
@@ -42,6 +43,7 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True):
     data: Path | None
     keep: Path | None = None
     is_closed: bool = False
+    weighs: bool = True
 
 
 class SetFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -131,7 +133,7 @@ class _SetRuns:
         for method in ("bitfit", "lora"):
             for run in self._local_runs(method):
                 runs[run.variant] = (*runs.get(run.variant, ()), run)
-        peaks = {} if wish.is_quick else self._peaks(runs)
+        peaks = self._peaks(runs) if wish.weighs else {}
         by_rank = self._by_rank()
         if "mobillm" in wish.variants and "neither" in runs:
             runs["mobillm"] = runs["neither"]
