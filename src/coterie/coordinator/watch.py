@@ -62,7 +62,10 @@ class Watch:
         session.members.on_joined = self._joined
         session.members.on_wish = self._wish
         session.members.on_heartbeat = self._heartbeat
-        supervisor.on_step = self._step
+        supervisor.on_step.append(self._step)
+        for member in session.members.with_role("device"):
+            if member.worker not in supervisor.crew.workers:  # it came while the others were measured
+                self._joined(member)
 
     async def close(self) -> None:
         """Weigh and measure no more."""

@@ -39,6 +39,7 @@ class RecoveryRecord(Record, frozen=True, kw_only=True):
         noticed_s: Seconds from the last sign of life to the notice.
         recovered_s: Seconds from the notice to the end of the next step, replayed ones included.
         plan_version: Of the plan that training went on with.
+        is_gone: The device itself was lost, and not its stage alone.
     """
 
     worker: str
@@ -50,13 +51,15 @@ class RecoveryRecord(Record, frozen=True, kw_only=True):
     noticed_s: float
     recovered_s: float
     plan_version: int
+    is_gone: bool = True
 
     @property
     def line(self) -> str:
         """For people."""
+        what = "lost" if self.is_gone else "lost its layers"
         again = "no step" if not self.replayed_steps else counted(self.replayed_steps, "step")
         return (
-            f"{self.device_name} lost at step {self.step} ({self.reason}), training went on after "
+            f"{self.device_name} {what} at step {self.step} ({self.reason}), training went on after "
             f"{format_seconds(self.recovered_s)}, {again} replayed"
         )
 

@@ -5,7 +5,16 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self, TextIO
 
 from coterie.clock import Clock, SystemClock
-from coterie.metrics.records import AnyRecord, EvaluationRecord, FaultRecord, MemoryRecord, StartRecord, StepRecord
+from coterie.metrics.fault_records import MembershipRecord, RebalanceRecord, RecoveryRecord
+from coterie.metrics.records import (
+    AnyRecord,
+    EvaluationRecord,
+    FaultRecord,
+    MemoryRecord,
+    PlanRecord,
+    StartRecord,
+    StepRecord,
+)
 from coterie.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -74,11 +83,23 @@ class RunState:
                 self.epoch = min(record.first_step, max(record.total_steps - 1, 0)) // max(record.steps_per_epoch, 1)
             case StepRecord():
                 self._take_step(record)
+            case PlanRecord() if record.version > 1:
+                self._take_plan(record)
             case MemoryRecord() if record.worker in self.devices:
                 self.devices[record.worker].memory_bytes = max(record.memory_bytes, record.peak_bytes)
                 self.devices[record.worker].limit_bytes = record.limit_bytes
             case _:
                 return
+
+    def _take_plan(self, plan: PlanRecord) -> None:
+        """Layers have moved: these devices work now, and those that the plan does not use are shown no more."""
+        before, self.devices = self.devices, {}
+        for stage in plan.stages:
+            line = before.get(stage.worker) or DeviceLine(stage.worker, stage.device_name, stage.memory_limit, "")
+            last = stage.stop_unit - 1
+            line.units = f"layer {last}" if stage.first_unit == last else f"layers {stage.first_unit}-{last}"
+            line.limit_bytes = stage.memory_limit
+            self.devices[stage.worker] = line
 
     def _take_step(self, record: StepRecord) -> None:
         self.steps_done = record.step + 1
@@ -171,6 +192,10 @@ class ProgressDisplay:
             case FaultRecord(worker=worker) if worker:
                 # A fault without a worker ends the run; whoever called says so, once.
                 self.print(f"{worker}: {record.message}")
+            case MembershipRecord(change="lost"):
+                return  # the fault has said why
+            case MembershipRecord() | RecoveryRecord() | RebalanceRecord():
+                self.print(record.line)
             case StepRecord() if self._live is None:
                 self._plain_step()
             case _:
