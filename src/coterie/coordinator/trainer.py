@@ -16,9 +16,8 @@ from coterie.cluster.messages import (
     SaveState,
     StateSent,
     StepDone,
-    UnitBody,
-    unpack,
 )
+from coterie.coordinator.claims import check_claim, unit_of
 from coterie.coordinator.feeding import Feeder, audiences, batch_frame
 from coterie.coordinator.ledger import Ledger, StepEntry
 from coterie.coordinator.member import Event, Member
@@ -71,8 +70,9 @@ class Trainer:
         self._completed = first_step
         self._fed = first_step
         self._next_forward_step = FORWARD_STEPS
-        self._forward_done = 0
-        self._forward_loss_sum = 0.0
+        self._forward_base = FORWARD_STEPS
+        self._forward_done: set[int] = set()
+        self._forward_losses: dict[int, float] = {}
         self.stop_requested = False
         self.break_requested = False
         self.break_off = False
@@ -152,17 +152,26 @@ class Trainer:
         try:
             return await self._handle(event)
         except ProtocolError as error:
-            # Not the run's end: whoever says such things is treated as lost, and the next event says so.
-            if not self._members.expel(event.member, error):
-                raise
+            self._refuse(event, error)
             return None
 
+    def _refuse(self, event: Event, error: ProtocolError) -> None:
+        """Not the run's end: whoever says such things is treated as lost, and the next event says so.
+
+        Raises:
+            ProtocolError: The run cannot do without any worker.
+        """
+        if not self._members.expel(event.member, error):
+            raise error
+
     async def _handle(self, event: Event) -> Event | None:
+        check_claim(event, self.plan, fed=self._fed, forward=range(FORWARD_STEPS, self._next_forward_step))
         match event.message:
             case MicroBatchDone() as message if message.step >= FORWARD_STEPS:
-                self._forward_loss_sum += message.loss_sum
+                self._forward_losses[message.step] = message.loss_sum
             case StepDone() as message if message.step >= FORWARD_STEPS:
-                self._forward_done += event.member is self.stages[-1]
+                if event.member is self.stages[-1] and message.step >= self._forward_base:
+                    self._forward_done.add(message.step)
             case MicroBatchDone() as message:
                 self._ledger.micro_batch_done(message)
             case StepDone() as message:
@@ -182,6 +191,8 @@ class Trainer:
 
     async def _add_norm(self, member: Member, message: NormPart) -> None:
         """Sum the squared norms of all stages in unit order, so that the sum does not depend on the cut."""
+        if message.step < self._completed:
+            return  # said twice, and answered
         parts = self._norms.setdefault(message.step, {})
         parts[member.worker] = message
         if len(parts) < len(self.stages):
@@ -205,7 +216,7 @@ class Trainer:
             elif isinstance(event.message, StateSent):
                 missing.discard(event.member.worker)
             else:
-                raise ProtocolError(f"{event.member.hello.name} sent {event.frame.header.kind} while state was due")
+                self._refuse(event, _unexpected(event, "state"))
 
     async def forward(self, feeder: Feeder, steps: int, on_predictions: Callable[[int, Frame], None]) -> float:
         """Run the pipeline forward only over `steps` steps of one micro-batch each, as for evaluation.
@@ -217,38 +228,40 @@ class Trainer:
         """
         base = self._next_forward_step
         self._next_forward_step += steps
-        self._forward_done, self._forward_loss_sum = 0, 0.0
+        self._forward_base, self._forward_done, self._forward_losses = base, set(), {}
         message = RunSegment(schedule="forward", first_step=base, steps=steps, micro_batches=1)
         await self.tell(message)
         # One micro-batch in each stage and one on the way to it: no stage runs dry, and no inbox grows.
         window = 2 * len(self.stages)
-        fed = 0
-        while self._forward_done < steps:
+        fed, predicted = 0, set()
+        while len(self._forward_done) < steps:
             if self.stop_requested:
                 raise InterruptedRunError(
                     "the run was stopped during an evaluation; the checkpoint before it was kept",
                     hint="continue with --resume",
                 )
-            while fed < steps and fed - self._forward_done < window:
+            while fed < steps and fed - len(self._forward_done) < window:
                 await self._feed(feeder, fed, base + fed)
                 fed += 1
             event = await self._take_event()
             if event is None:
                 continue
             if event.frame.header.kind != PREDICTIONS:
-                kind = event.frame.header.kind
-                raise ProtocolError(f"{event.member.hello.name} sent {kind} where predictions were due")
-            on_predictions(event.frame.header.step - base, event.frame)
-        return self._forward_loss_sum
+                self._refuse(event, _unexpected(event, "predictions"))
+                continue
+            wire_step = event.frame.header.step
+            if wire_step >= base and wire_step not in predicted:  # else it says it twice
+                predicted.add(wire_step)
+                self._take_predictions(event, wire_step - base, on_predictions)
+        return sum(self._forward_losses[step] for step in sorted(self._forward_losses))
+
+    def _take_predictions(self, event: Event, step: int, on_predictions: Callable[[int, Frame], None]) -> None:
+        try:
+            on_predictions(step, event.frame)
+        except ProtocolError as error:
+            self._refuse(event, error)
 
 
-def unit_of(event: Event) -> int:
-    """Which unit a frame of trained tensors holds.
-
-    Raises:
-        ProtocolError: It does not say so.
-    """
-    body = unpack(event.frame.header.body)
-    if not isinstance(body, UnitBody):
-        raise ProtocolError(f"{event.member.hello.name} sent state without saying of which unit")
-    return body.unit
+def _unexpected(event: Event, due: str) -> ProtocolError:
+    what = type(event.message).__name__ if event.message is not None else event.frame.header.kind[:40]
+    return ProtocolError(f"{event.member.hello.name} sent {what} where {due} should come")
