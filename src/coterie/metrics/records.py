@@ -180,6 +180,7 @@ class PlanRecord(Record, frozen=True, kw_only=True):
     one_device_step_s: float
     one_device_peak: int
     notes: tuple[str, ...] = ()
+    keeps_data_local: bool = False
 
     @classmethod
     def of(cls, plan: msgspec.Struct) -> Self:
