@@ -65,6 +65,27 @@ def test_a_run_that_is_cut_off_goes_on_to_the_same_bits(tmp_path, make_recipe, c
     assert_equal(trained_in(result.model_folder), unharmed)
 
 
+def test_a_resumed_additive_run_needs_no_device_for_what_was_collected(tmp_path, make_recipe, cluster, run, data):
+    kept = WorkerSettings(name="server", role="server", cache_folder=tmp_path / "kept")
+    options = OPTIONS | {"additive": True, "data.test": str(data / "test.conll")}
+
+    def cut_off(record):
+        if isinstance(record, StepRecord) and record.step == 30:
+            raise WorkerLostError("cut off")
+
+    whole = run(make_recipe(tmp_path / "whole", **options), cluster(WorkerSettings(name="phone"), kept))
+    watcher = cluster(WorkerSettings(name="phone"), kept)
+    watcher.on_record = cut_off
+    with pytest.raises(WorkerLostError):
+        run(make_recipe(tmp_path / "run", **options), watcher)
+    result = run(make_recipe(tmp_path / "run", resume=True, **options), cluster(WorkerSettings(name="phone"), kept))
+    assert result.plan is None
+    assert_equal(trained_in(result.model_folder), trained_in(whole.model_folder))
+    (quality,), (wanted,) = result.quality, whole.quality
+    assert quality.metrics == wanted.metrics
+    assert quality.details == wanted.details
+
+
 @pytest.mark.slow
 def test_device_server_and_both_may_be_killed(
     tmp_path, model, data, commands, wait_until, recorded, children_of, unharmed

@@ -1,6 +1,7 @@
 """Quality of a side network on held-out data: the server predicts from its cache, the data's owner compares."""
 
 from collections.abc import Mapping
+from types import MappingProxyType
 
 import msgspec
 import numpy as np
@@ -25,14 +26,22 @@ class SideEvaluation:
     """Which tokens of a split's rows are predicted, and in additive mode the backbone's own logits there.
 
     Both are known once and serve every evaluation of the run; tokens are found again where a split came from the cache.
+
+    Args:
+        job: The run's.
+        split: What is evaluated.
+        feeder: Makes its micro-batches.
+        base: Logits that an earlier session kept.
     """
 
-    def __init__(self, job: Job, split: str, feeder: SideFeeder) -> None:
+    def __init__(
+        self, job: Job, split: str, feeder: SideFeeder, base: Mapping[int, Tensor] = MappingProxyType({})
+    ) -> None:
         self._job = job
         self._feeder = feeder
         self._split = split
         self._positions: dict[int, Tensor] = {}
-        self._base: dict[int, Tensor] = {}
+        self._base: dict[int, Tensor] = dict(base)
 
     def know(self, item: Item) -> None:
         """Note which tokens of a micro-batch are predicted."""
@@ -52,6 +61,11 @@ class SideEvaluation:
             raise ProtocolError(f"a device's logits of {sum(sizes)} tokens came in the shape {tuple(logits.shape)}")
         for row, part in zip(item.due.rows, torch.split(logits, sizes), strict=True):
             self._base[row] = part
+
+    @property
+    def base(self) -> dict[int, Tensor]:
+        """The backbone's own logits by row, as far as they have come."""
+        return self._base
 
     def predictions(self, frames: list[Frame]) -> dict[int, PredictedArray]:
         """The task's predictions by row, each (T,) or (), from what the server sent.

@@ -19,6 +19,7 @@ from coterie.coordinator.job import Job
 from coterie.coordinator.observer import RunObserver
 from coterie.coordinator.session import Session
 from coterie.coordinator.side_assignment import Held, assign_server, check_trained, side_terms
+from coterie.coordinator.side_base import read_base, write_base
 from coterie.coordinator.side_books import SideBooks
 from coterie.coordinator.side_evaluation import SideEvaluation
 from coterie.coordinator.side_feeding import Due, SideFeeder, sent_tokens
@@ -62,6 +63,8 @@ class SideRun:
         self._record = record
         self._folder = Path(job.recipe.run.output)
         self._side = job.recipe.side.spec
+        self._is_additive = self._side.mode == "additive"
+        self._base = read_base(self._folder) if record is not None and self._is_additive else {}
         self._devices_may_leave = False
         self.session = Session(job, observer, clock=clock)
 
@@ -93,7 +96,9 @@ class SideRun:
         books = SideBooks(job, server, feeder.training, self._observer.record, session.clock)
         books.server_stands(forecast, ready.cache_bytes, sum(len(job.splits[split].rows) for split in held))
         session.members.on_heartbeat = books.heartbeat
-        evaluations = {split: SideEvaluation(job, split, feeder) for split in self._evaluated}
+        evaluations = {
+            split: SideEvaluation(job, split, feeder, self._base.get(split, {})) for split in self._evaluated
+        }
         pump = SidePump(session.members, server, feeder, books, evaluations)
         pump.steps_done = ready.step
         self._observer.record(self._start(ready.step))
@@ -163,7 +168,7 @@ class SideRun:
         """Whether rows are to be forwarded in this session; that differences are known needs devices, too."""
         if self._record is None or (not self._side.two_phases and step < self._job.total_steps):
             return True
-        if self._side.mode == "additive" and self._evaluated:
+        if self._is_additive and not self._base.keys() >= set(self._evaluated):
             return True
         return any(self._lacks(split, held[split]) for split in held if split != TRAIN or self._side.two_phases)
 
@@ -183,7 +188,7 @@ class SideRun:
         await self.session.hand_out(plan, None, side=side)
         members = self.session.members
         pump.devices = tuple(members.by_id[stage.worker] for stage in plan.stages)
-        pump.is_additive = self._side.mode == "additive"
+        pump.is_additive = self._is_additive
         last = self._job.anatomy.unit_count - 2
         taps = [stage for stage in plan.stages if min(stage.stop_unit - 1, last) >= self._side.first_layer]
         pump.parts = len(taps) + (pump.is_additive and plan.stages[-1] not in taps)
@@ -207,7 +212,7 @@ class SideRun:
         elif step < total:
             due += feeder.due_in_steps(step, min((step // per_epoch + 1) * per_epoch, total))
         for split in self._evaluated:
-            again = self._side.mode == "additive"  # the backbone's own logits are not kept
+            again = self._is_additive and split not in self._base  # also for the backbone's own logits
             due += feeder.due_of_split(split, frozenset() if again else held[split])
         return due
 
@@ -224,11 +229,11 @@ class SideRun:
         step, total, due = pump.steps_done, job.total_steps, first
         books.training_begins()
         if step == total:
-            await self._collect(pump, books, due)
+            await self._collect(pump, books, due, evaluations)
         while step < total:
             stop = min((step // job.steps_per_epoch + 1) * job.steps_per_epoch, total)
             await self._announce(pump, feeder, step, stop)
-            await self._collect(pump, books, due)
+            await self._collect(pump, books, due, evaluations)
             if job.recipe.side.leave_after_collect and stop < total:
                 await self._leave(pump, feeder, stop)
                 return False
@@ -249,9 +254,14 @@ class SideRun:
         await pump.server.send_frame(feeder.order_frame(epoch, step, self._job.run, pump.server.worker))
         await pump.server.send(RunSegment(schedule="flush", first_step=step, steps=stop - step, micro_batches=1))
 
-    async def _collect(self, pump: SidePump, books: SideBooks, due: list[Due]) -> None:
+    async def _collect(
+        self, pump: SidePump, books: SideBooks, due: list[Due], evaluations: Mapping[str, SideEvaluation]
+    ) -> None:
         if pump.devices:
             await pump.feed(due)
+            if self._is_additive and self._base.keys() != evaluations.keys():
+                self._base = {split: evaluation.base for split, evaluation in evaluations.items()}
+                write_base(self._folder, self._base)
             books.collected()
             if self._side.two_phases:
                 pump.devices = ()
