@@ -208,7 +208,7 @@ class ThreadedCluster:
         """Every worker must end by itself soon after the run."""
         for thread in self.threads:
             thread.join(100)
-            assert not thread.is_alive(), f"{thread.name} is still there"
+            assert not thread.is_alive(), f"{thread.name} is still there: {self.said[-6:]}, {self.notices}"
 
     @property
     def losses(self) -> list[float]:
