@@ -1,19 +1,18 @@
 """Devices that are lost in mid-run: training goes on, and ends with the weights of a run that nothing happened to."""
 
-import json
-import signal
-import threading
+import math
 
 import psutil
 import pytest
 import torch
 
-from coterie import api
 from coterie.api import training
-from coterie.checkpoint.names import checkpoint_folder
+from coterie.checkpoint.names import checkpoint_folder, replica_folder, saved_steps
 from coterie.checkpoint.store import CheckpointStore
 from coterie.coordinator.run import TrainingRun
-from coterie.metrics.records import MembershipRecord, RecoveryRecord, StepRecord
+from coterie.errors import WorkerLostError
+from coterie.metrics.fault_records import MembershipRecord, RecoveryRecord
+from coterie.metrics.records import StepRecord
 from coterie.worker.settings import WorkerSettings
 
 STEPS = 12
@@ -107,3 +106,75 @@ def test_a_flushed_run_that_loses_workers_ends_with_the_weights_of_an_undisturbe
     assert len(result.plan.stages) == 3 - len(stages)
     lost = [record.worker for record in watcher.records if isinstance(record, MembershipRecord)]
     assert len(lost) == len(stages)
+
+
+def test_a_run_without_a_flush_goes_on_too(tmp_path, make_recipe, cluster, run, saboteur):
+    recipe = make_recipe(tmp_path / "run", **options("lora", "stash"))
+    watcher = cluster()
+    saboteur.at(watcher, (4, 1))
+    result = run(recipe, watcher)
+    assert len(result.losses) == STEPS
+    assert all(math.isfinite(loss) for loss in result.losses)
+    (recovery,) = (record for record in watcher.records if isinstance(record, RecoveryRecord))
+    assert recovery.plan_version == 2
+    assert result.summary.recoveries == (recovery,)
+    assert len(result.summary.devices) == 3, "the one that was lost has worked, too"
+
+
+def test_a_run_whose_last_worker_is_lost_waits_for_it_to_come_back(
+    tmp_path, make_recipe, cluster, run, saboteur, undisturbed
+):
+    recipe = make_recipe(tmp_path / "run", **options("lora") | {"rejoin_s": 120, "workers": 1, "min_workers": 1})
+    watcher = cluster(WorkerSettings(name="only"))
+    saboteur.at(watcher, (4, 0))
+    run(recipe, watcher)
+    assert_same(recipe, undisturbed("lora"))
+    changes = [(record.change, record.step) for record in watcher.records if isinstance(record, MembershipRecord)]
+    assert [change for change, _ in changes] == ["lost", "returned"]
+    assert any("waits 120 s for one to join: no worker is left" in notice for notice in watcher.notices)
+
+
+def test_a_run_that_nobody_comes_back_to_ends_and_says_how_to_go_on(
+    tmp_path, make_recipe, cluster, run, saboteur, changed, undisturbed
+):
+    recipe = make_recipe(tmp_path / "run", **options("lora") | {"workers": 1, "min_workers": 1})
+    watcher = cluster(WorkerSettings(name="only"))
+    saboteur.at(watcher, (4, 0))
+    with pytest.raises(WorkerLostError, match=r"only is gone: .*; no worker is left") as caught:
+        run(recipe, watcher)
+    assert "the state after step 5 of 12 is kept: continue with --resume" in caught.value.hint
+    run(changed(recipe, "run", resume=True), cluster())
+    assert_same(recipe, undisturbed("lora"))
+
+
+@pytest.mark.timeout(600)
+def test_a_killed_worker_and_then_a_killed_coordinator_cost_nothing(
+    tmp_path, commands, make_recipe, cluster, run, wait_until, recorded, children_of, changed, model, data
+):
+    total = {"epochs": 20, "max_steps": 120, "method": "lora", "lora_dropout": 0.1, "rejoin_s": 0, "rebalance": False}
+    recipe = make_recipe(tmp_path / "run", **total)
+    words = ["--batch-rows", 4, "--micro-batches", 2, "--learning-rate", 5e-3, "--min-workers", 3, "--no-rebalance"]
+    for name, value in total.items():
+        words += [] if name == "rebalance" else [f"--{name.replace('_', '-')}", value]
+    for name in ("left", "middle", "right"):
+        words += ["--local-worker", f"name={name}"]
+    output = tmp_path / "run"
+    command = commands("train", "--model", model, "--train", data, "--output", output, *words)
+    wait_until(lambda: len(recorded(output, "step")) > 3, "training", command)
+    psutil.Process(children_of(command.process.pid)["middle"]).kill()
+    wait_until(lambda: recorded(output, "recovery"), "recovery", command)
+    (recovery,) = recorded(output, "recovery")
+    assert recovery["device_name"] == "middle"
+    assert recovery["replayed_steps"] <= 1
+    steps = len(recorded(output, "step"))
+    wait_until(lambda: max(saved_steps(replica_folder(output)), default=0) > steps, "a replica on disk", command)
+    out, _ = command.kill()
+    assert "the local worker middle was killed by signal 9" in out
+    assert "training went on after" in out
+    result = run(changed(recipe, "run", resume=True), cluster())
+    assert result.summary.first_step > steps
+    assert result.summary.first_step + result.summary.steps == 120
+    assert not replica_folder(output).exists(), "the run is finished"
+    whole = make_recipe(tmp_path / "undisturbed", **total)
+    run(whole, cluster())
+    assert_same(recipe, whole)
