@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from coterie.cli.formatting import aligned, print_json
+from coterie.cli.forward_flags import READING
 from coterie.cli.parser import Parser
 from coterie.config.flags import add_recipe_flags, overrides_from
 from coterie.errors import UsageError
@@ -16,16 +17,7 @@ if TYPE_CHECKING:
     from coterie.sidetuning.leakage import Hits, LabelLeak
 
 _KEYS = (
-    "data.task",
-    "data.format",
-    "data.text_column",
-    "data.pair_column",
-    "data.label_column",
-    "data.sentence_column",
-    "data.label_names",
-    "data.encoding",
-    "data.max_tokens",
-    "data.prompt",
+    *READING,
     "side.first_layer",
     "side.upload",
     "side.token_selector",

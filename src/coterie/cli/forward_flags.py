@@ -6,7 +6,7 @@ from coterie.config.flags import add_recipe_flags
 
 SPLITS = ("train", "dev", "test")
 
-_READING = (
+READING = (
     "data.task",
     "data.format",
     "data.text_column",
@@ -18,6 +18,7 @@ _READING = (
     "data.max_tokens",
     "data.prompt",
 )
+"""The recipe's keys that say how data are read."""
 
 DEVICES_TEXT = (
     "Runs in this process; with --workers or --local-worker as a pipeline over those devices, planned like a training\n"
@@ -40,5 +41,5 @@ def add_forward_flags(parser: argparse.ArgumentParser) -> None:
     add_recipe_flags(
         parser,
         sections=("generate", "cluster", "plan"),
-        keys=(*_READING, "train.batch_rows", "train.seed", "model.compute_dtype", "model.frozen_dtype"),
+        keys=(*READING, "train.batch_rows", "train.seed", "model.compute_dtype", "model.frozen_dtype"),
     )

@@ -1,7 +1,7 @@
 """Turns what workers report into records: steps, memory, evaluations, and the summary at the end."""
 
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 
 import msgspec
@@ -123,16 +123,9 @@ class Bookkeeper:
 
     def _note_energy(self, member: Member) -> None:
         """Keep what a device has drawn; it is written down with the summary."""
-        vitals = member.vitals
-        if vitals is not None and vitals.joules is not None:
-            self.energy[member.worker] = EnergyRecord(
-                worker=member.worker,
-                device_name=member.hello.name,
-                joules=vitals.joules,
-                source=vitals.watts_source,
-                watts=vitals.watts,
-                battery=vitals.battery,
-            )
+        drawn = energy_of(member)
+        if drawn is not None:
+            self.energy[member.worker] = drawn
 
     def step(self, step: int, entry: StepEntry) -> None:
         """Note a finished optimizer step."""
@@ -204,8 +197,7 @@ class Bookkeeper:
             first_loss=self.losses[0] if self.losses else None,
             last_loss=self.losses[-1] if self.losses else None,
             predicted_step_s=self._plan.predicted_step_s,
-            # The first step also waits for caches and page faults; the mean of the others is what a run is made of.
-            measured_step_s=statistics.fmean(self._step_seconds[1:] or self._step_seconds or [0.0]),
+            measured_step_s=usual_step_s(self._step_seconds),
             one_device_step_s=self._plan.one_device_step_s,
             one_device_peak_bytes=self._plan.one_device_peak,
             devices=tuple(self._device(stage, plan, seconds) for stage, plan in self._stages()),
@@ -280,6 +272,26 @@ class Bookkeeper:
             "training rows without a label skipped": summary.skipped_rows,
         }
         return {name: count for name, count in counts.items() if count}
+
+
+def usual_step_s(step_seconds: Sequence[float]) -> float:
+    """Mean seconds of a step without the first, which also waits for caches and page faults; 0 before the first."""
+    return statistics.fmean(step_seconds[1:] or step_seconds or [0.0])
+
+
+def energy_of(member: Member) -> EnergyRecord | None:
+    """What a device has drawn as far as it says; None if it says nothing."""
+    vitals = member.vitals
+    if vitals is None or vitals.joules is None:
+        return None
+    return EnergyRecord(
+        worker=member.worker,
+        device_name=member.hello.name,
+        joules=vitals.joules,
+        source=vitals.watts_source,
+        watts=vitals.watts,
+        battery=vitals.battery,
+    )
 
 
 def _parts_of(busy_s: Mapping[str, float], seconds: float) -> dict[str, float]:

@@ -1,18 +1,19 @@
 """Turns what devices and server of a side-tuning run report into records, and into the figures of its summary."""
 
-import statistics
 from collections.abc import Callable
 from itertools import pairwise
 
 from coterie.clock import Clock
 from coterie.cluster.messages import StepDone
 from coterie.cluster.side_messages import BatchStored, StageForwarded
+from coterie.coordinator.bookkeeping import energy_of, usual_step_s
 from coterie.coordinator.feeders import TrainingFeeder
 from coterie.coordinator.job import Job
 from coterie.coordinator.ledger import StepEntry
 from coterie.coordinator.member import Member
 from coterie.coordinator.side_planning import ServerForecast
 from coterie.ids import WorkerId
+from coterie.metrics.fault_records import EnergyRecord
 from coterie.metrics.records import (
     AnyRecord,
     DeviceSummary,
@@ -56,6 +57,7 @@ class SideBooks:
         self._plan: Plan | None = None
         self._devices: dict[WorkerId, _Device] = {}
         self._forecast: ServerForecast | None = None
+        self._energy: dict[WorkerId, EnergyRecord] = {}
         self._server_peak_bytes = 0
         self._server_busy_s = 0.0
         self._since_s = clock.now()
@@ -85,7 +87,7 @@ class SideBooks:
         self._collect_s = self._clock.now() - self._begin_s
 
     def heartbeat(self, member: Member) -> None:
-        """Note a worker's memory."""
+        """Note a worker's memory, and what it has drawn."""
         device = self._devices.get(member.worker)
         if device is not None:
             device.rss_bytes = member.rss_bytes
@@ -94,6 +96,9 @@ class SideBooks:
         self._write(
             MemoryRecord(worker=member.worker, memory_bytes=member.rss_bytes, limit_bytes=limit, peak_bytes=peak)
         )
+        drawn = energy_of(member)
+        if drawn is not None:
+            self._energy[member.worker] = drawn
 
     def forwarded(self, worker: WorkerId, message: StageForwarded) -> None:
         """Note a micro-batch that a device has run."""
@@ -185,7 +190,7 @@ class SideBooks:
             first_loss=self.losses[0] if self.losses else None,
             last_loss=self.losses[-1] if self.losses else None,
             predicted_step_s=0.0,
-            measured_step_s=statistics.fmean(self._step_seconds[1:] or self._step_seconds or [0.0]),
+            measured_step_s=usual_step_s(self._step_seconds),
             one_device_step_s=plan.one_device_step_s if plan else 0.0,
             one_device_peak_bytes=plan.one_device_peak if plan else 0,
             devices=(*self._device_summaries(), self._server_summary(seconds)),
@@ -194,6 +199,7 @@ class SideBooks:
             output=output,
             first_step=self._first_step,
             side=self._figures(),
+            energy=tuple(self._energy.values()),
         )
 
     def _figures(self) -> SideFigures:
