@@ -75,10 +75,10 @@ def _killed_run(words: list[str], run: Path, draw: random.Random) -> list[tuple[
 def _kill(words: list[str], run: Path, draw: random.Random) -> tuple[str, str, int, int]:
     """Begin or resume a run and kill somebody; who, in which phase, and how far the run was."""
     resume = ["--resume"] if (run / "side-run.json").exists() else []
-    steps_per_epoch = ROWS // BATCH_ROWS
-    # The first two of a run while it collects, the others anywhere.
-    longest = 2 * steps_per_epoch if len(_records(run, "start")) > 1 else steps_per_epoch // 2
-    who, patience = draw.choice(WHO), draw.randint(1, longest)
+    steps_per_epoch, starts = ROWS // BATCH_ROWS, len(_records(run, "start"))
+    # The first two of a run while it collects, from before its first step on; the others anywhere.
+    longest = 2 * steps_per_epoch if starts > 1 else steps_per_epoch // 2
+    who, patience = draw.choice(WHO), draw.randint(0, longest)
     process = subprocess.Popen(
         [*words, *resume, "--output", str(run)],
         stdout=subprocess.DEVNULL,
@@ -87,16 +87,18 @@ def _kill(words: list[str], run: Path, draw: random.Random) -> tuple[str, str, i
     )
     before = len(_records(run, "step"))
     deadline_s = time.monotonic() + LONGEST_S
-    while len(_records(run, "step")) - before < patience and process.poll() is None:
+    while process.poll() is None and (
+        len(_records(run, "start")) == starts or len(_records(run, "step")) - before < patience
+    ):
         if time.monotonic() > deadline_s:
             raise RuntimeError("the run does not go on")
         time.sleep(POLL_S)
     time.sleep(draw.random() * 0.2)
     _strike(process, who)
-    steps = _records(run, "step")
+    done = max((step["step"] + 1 for step in _records(run, "step")[before:]), default=None)
     first = _records(run, "start")[-1]["first_step"]
-    phase = "collect" if steps[-1]["epoch"] == 0 else "replay"
-    return who, phase, steps[-1]["step"] + 1, first
+    reached = first if done is None else done
+    return who, "collect" if reached < steps_per_epoch else "replay", reached, first
 
 
 def _strike(process: "subprocess.Popen[bytes]", who: str) -> None:
