@@ -10,8 +10,11 @@ from coterie.cluster.messages import AnyMessage, Failed, Hello, control
 from coterie.cluster.shard_messages import ShardWants
 from coterie.errors import CoterieError, NonFiniteLossError, WorkerLostError, error_from_slug
 from coterie.ids import WorkerId
+from coterie.logs import get_logger
 from coterie.transport.frame import Frame
 from coterie.transport.stream_link import StreamLink
+
+log = get_logger(__name__)
 
 ANSWER_POLL_S = 0.2
 """How often whoever waits for a worker's answer looks whether it is still there."""
@@ -19,12 +22,16 @@ ANSWER_POLL_S = 0.2
 MOST_ASIDE = 64
 """Messages of a worker without a stage that wait to be read; more are no correct worker's."""
 
+FAREWELL_S = 2.0
+"""How long a worker has to say goodbye when the run is over."""
+
 
 class Member:
     """One worker that is in.
 
     Attributes:
         is_owner: Whether it runs on the data owner's own machine, started by the coordinator there.
+        has_ended: Set when it has said goodbye, or its link is closed.
         aside: What it says while it has no stage: answers to whoever measures it.
         on_broken: Called with what broke the link, when something is sent to it in vain.
     """
@@ -38,6 +45,7 @@ class Member:
         self.bytes_heard = link.bytes_received
         self.is_relaying = False
         self.is_gone = False
+        self.has_ended = asyncio.Event()
         self.ticket = ""
         self.is_owner = False
         self.aside: asyncio.Queue[Event] = asyncio.Queue(MOST_ASIDE)
@@ -131,3 +139,15 @@ def reported_error(member: Member, message: Failed) -> CoterieError:
 def lost_error(member: Member, why: str) -> WorkerLostError:
     """The error that a run ends with which cannot do without a worker that is gone."""
     return WorkerLostError(f"{member.hello.name} is gone: {why}", hint="start the worker again")
+
+
+async def tell_end(member: Member, message: Message) -> None:
+    """Tell a worker that the run is over for it, and wait a little for its goodbye."""
+    try:
+        async with asyncio.timeout(5):
+            await member.send(message)
+        # A link that is closed with something of the worker's unread is reset, and what was sent last is lost.
+        async with asyncio.timeout(FAREWELL_S):
+            await member.has_ended.wait()
+    except (CoterieError, TimeoutError):
+        log.info("%s did not say that it heard the end of the run", member.hello.name)

@@ -27,7 +27,7 @@ from coterie.cluster.side_messages import TAPS
 from coterie.coordinator.door import Door, speaks
 from coterie.coordinator.hellos import read_hello
 from coterie.coordinator.inbox import Inbox
-from coterie.coordinator.member import Event, Loss, Member, lost_error, reported_error
+from coterie.coordinator.member import Event, Loss, Member, lost_error, reported_error, tell_end
 from coterie.errors import (
     CoterieError,
     JoinRefusedError,
@@ -204,6 +204,7 @@ class Members(Inbox):
             self._lose(member, lost_error(member, f"{type(error).__name__}: {error}"))
             raise
         finally:
+            member.has_ended.set()
             await member.link.close()
 
     def _lose(self, member: Member, error: CoterieError, *, reason: str = "", stays: bool = False) -> None:
@@ -299,6 +300,7 @@ class Members(Inbox):
                 stays = self.survives and frame.header.plan_version > 0
                 self._lose(member, reported_error(member, message), reason=message.message, stays=stays)
             case Goodbye(reason=reason):
+                member.has_ended.set()
                 self._lose(member, WorkerLostError(f"{member.hello.name} left: {reason}"), reason=f"left: {reason}")
             case Leaving() | MemoryLow():
                 self.on_wish(member, message)
@@ -369,24 +371,16 @@ class Members(Inbox):
         member.is_gone = True
         self.by_id.pop(member.worker, None)
         self._state = apply(self._state, Left(worker=member.worker))
-        await _tell(member, message)
+        await tell_end(member, message)
 
     async def dismiss(self, message: Message) -> None:
         """Tell every worker goodbye with `message`; workers that are gone are skipped."""
         self._closing = True
-        await asyncio.gather(*(_tell(member, message) for member in tuple(self.by_id.values())))
+        await asyncio.gather(*(tell_end(member, message) for member in tuple(self.by_id.values())))
 
 
 def _same_device(one: Hello, other: Hello) -> bool:
     return bool(other.identity) and one.identity == other.identity
-
-
-async def _tell(member: Member, message: Message) -> None:
-    try:
-        async with asyncio.timeout(5):
-            await member.send(message)
-    except (CoterieError, TimeoutError):
-        log.info("%s did not hear the end of the run", member.hello.name)
 
 
 async def _refuse(link: StreamLink, error: CoterieError) -> None:
