@@ -4,15 +4,18 @@ import msgspec
 import numpy as np
 import pytest
 
-from coterie.cluster.messages import BatchBody
+from coterie.api.quiet import QuietObserver
+from coterie.cluster.messages import BatchBody, Hello
 from coterie.config.loading import load_recipe
 from coterie.coordinator.feeding import LABELS, FedMicroBatch, audiences, batch_frame
-from coterie.coordinator.planning import plan_request
-from coterie.errors import ProtocolError, RecipeError
+from coterie.coordinator.planning import make_job_plan, plan_request
+from coterie.coordinator.session import Session
+from coterie.errors import ProtocolError, RecipeError, UnsupportedModelError
 from coterie.ids import RunId, WorkerId
 from coterie.planner import make_plan
 from coterie.profiles.cluster_profile import ClusterProfile, DeviceProfile
 from coterie.profiles.model_profile import AffineBytes, LayerProfile, ModelProfile
+from coterie.transport.join_link import JoinLink
 from coterie.units import MIB
 
 NAMES = ("phone", "mine-1", "board", "mine-2")
@@ -133,3 +136,44 @@ def test_prescribed_cuts_go_to_the_owners_workers_at_both_ends(model, cluster):
     request = plan_request(recipe(cuts=(2,)), model, cluster, owner_workers=MINE)
     assert [stage.worker for stage in request.fixed_stages] == ["mine-1", "mine-2"]
     assert make_plan(request).keeps_data_local
+
+
+# ---- whose workers they are
+
+
+def test_only_who_shows_the_coordinators_own_token_is_the_owners_whatever_it_calls_itself(at_table):
+    async def test(table):
+        own = table.door.issue(own=True)
+        _, stranger = await table.join("mine-1")
+        await table.answer(table.hello(own, "mine-1"))
+        assert stranger == "mine-1"
+        assert table.members.owner_workers == ("mine-1-2",)
+
+    at_table(test)
+
+
+def test_the_link_of_local_workers_has_a_token_of_its_own(job):
+    session = Session(job, QuietObserver())
+    public = JoinLink(
+        hosts=("127.0.0.1",), port=7, fingerprint=session.door.fingerprint, token=session.door.issue(uses=1)
+    )
+    own = JoinLink.from_text(session.own_link(public.to_text()))
+    assert msgspec.structs.replace(own, token=public.token) == public
+    assert own.token != public.token
+    assert session.door.is_own(_hello(own.token))
+    assert not session.door.is_own(_hello(public.token))
+
+
+def _hello(token):
+    fields = {"wire_version": 1, "package_version": "0", "name": "n", "device_type": "cpu", "threads": 1}
+    return Hello(token=token, memory_bytes=1, host_id="h", hosts=(), port=0, fingerprint="", **fields)
+
+
+def test_a_model_whose_blocks_read_token_ids_is_refused(job, cluster):
+    reading = msgspec.structs.replace(
+        job,
+        anatomy=msgspec.structs.replace(job.anatomy, blocks_read_ids=True),
+        recipe=msgspec.structs.replace(job.recipe, plan=recipe().plan),
+    )
+    with pytest.raises(UnsupportedModelError, match="read token ids"):
+        make_job_plan(reading, cluster, owner_workers=MINE)
