@@ -70,7 +70,8 @@ def status_text(status: "RunStatus") -> str:
             )
         )
     table = [f"\n{aligned(rows)}"] if status.devices else []
-    last = [f"\n{text}" for text in (_last_words(status),) if text]
+    words = _last_words(status)
+    last = ["", *words] if words else []
     return "\n".join([_headline(status), _figures(status), *table, *last])
 
 
@@ -92,10 +93,12 @@ def _figures(status: "RunStatus") -> str:
     return "  ".join(parts)
 
 
-def _last_words(status: "RunStatus") -> str:
-    if status.has_ended:
-        return status.fault if status.phase == "failed" else ""
-    return status.news if status.phase == "preparing" else ""
+def _last_words(status: "RunStatus") -> tuple[str, ...]:
+    """What it is doing now, or what has lately become of its devices, and what it ended with."""
+    if status.phase == "preparing":
+        return (status.news,) if status.news else ()
+    ended = (status.fault,) if status.phase == "failed" and status.fault else ()
+    return (*(f"lately: {line}" for line in status.changes), *ended)
 
 
 def _memory(device: "DeviceStatus") -> str:

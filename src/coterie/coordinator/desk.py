@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from aiohttp import web
 
+from coterie.cluster.fault_messages import Vitals
 from coterie.coordinator.control import add_controls
 from coterie.coordinator.control_file import Control, remove_control, this_process, write_control
 from coterie.coordinator.member import Member
@@ -135,8 +136,15 @@ class RunDesk:
     def _with_vitals(self, device: DeviceStatus, member: Member | None) -> DeviceStatus:
         if member is None:
             return device
+        vitals = member.vitals or Vitals()
         return msgspec.structs.replace(
             device,
+            battery=vitals.battery,
+            on_power=vitals.on_power,
+            watts=vitals.watts,
+            joules=vitals.joules,
+            watts_source=vitals.watts_source,
+            celsius=vitals.celsius,
             link=self.links.get(member.worker, device.link),
             memory_bytes=device.memory_bytes or member.rss_bytes or None,
             limit_bytes=device.limit_bytes or member.hello.memory_bytes,

@@ -5,6 +5,7 @@ from typing import Literal
 
 import msgspec
 
+from coterie.metrics.fault_records import MembershipRecord, RebalanceRecord, RecoveryRecord
 from coterie.metrics.progress import DeviceLine, RunState
 from coterie.metrics.records import (
     AnyRecord,
@@ -24,6 +25,8 @@ RunPhase = Literal[
 
 ENDED: tuple[RunPhase, ...] = ("finished", "stopped", "failed", "killed")
 
+CHANGES_KEPT = 4
+
 _STOPPED_SLUG = "interrupted"
 
 
@@ -39,7 +42,6 @@ class DeviceStatus(msgspec.Struct, frozen=True, kw_only=True):
         link: How it reaches the next stage: `direct`, `unix socket` or `relayed`; empty of the last one.
         battery: Charge, 0 to 1.
         watts_source: Where `watts` and `joules` come from; see `Vitals`.
-        silent_s: Seconds since anything was heard of it.
     """
 
     worker: str
@@ -57,7 +59,6 @@ class DeviceStatus(msgspec.Struct, frozen=True, kw_only=True):
     joules: float | None = None
     watts_source: str = ""
     celsius: float | None = None
-    silent_s: float | None = None
 
 
 class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,6 +74,7 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
         devices: In the order of their stages; spare ones after them.
         news: The last thing that was said of it, for people.
         fault: The last thing that went wrong; empty if nothing did.
+        changes: The last devices that came or went, recoveries and moves of layers, a line each, for people.
         output: The run's folder, on the coordinator's machine.
     """
 
@@ -92,6 +94,7 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     devices: tuple[DeviceStatus, ...] = ()
     news: str = ""
     fault: str = ""
+    changes: tuple[str, ...] = ()
     output: str = ""
 
     @property
@@ -111,6 +114,7 @@ class StatusBook:
         self._summary: SummaryRecord | None = None
         self._fault: FaultRecord | None = None
         self._ending: FaultRecord | None = None
+        self._changes: list[str] = []
 
     def take(self, record: AnyRecord) -> None:
         """Note a record."""
@@ -130,9 +134,16 @@ class StatusBook:
                 self._ending = None if record.worker else record
             case StepRecord():
                 self._ending = None
+            case MembershipRecord() | RecoveryRecord():
+                self._changed(record.line)
+            case RebalanceRecord(worth=True):
+                self._changed(record.line)
             case _:
                 pass
         self._figures.take(record)
+
+    def _changed(self, line: str) -> None:
+        self._changes = [*self._changes[1 - CHANGES_KEPT :], line]
 
     def _take_plan(self, plan: PlanRecord) -> None:
         """From here on these devices count; one that the plan before used and this one does not is gone, or spare."""
@@ -177,6 +188,7 @@ class StatusBook:
             schedule=plan.schedule if plan else "",
             devices=self._devices(),
             fault=self._fault.message if self._fault else "",
+            changes=tuple(self._changes),
             output=self._output,
         )
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from coterie.metrics.fault_records import MembershipRecord, RebalanceRecord
 from coterie.metrics.records import FaultRecord, MemoryRecord, PlanRecord, StageMemory, StageRecord, StartRecord
 from coterie.metrics.status import StatusBook
 
@@ -84,6 +85,15 @@ def test_how_a_run_ended_is_told_from_its_last_fault():
     assert status_after(START, FaultRecord(slug="interrupted", message="stopped")).phase == "stopped"
     failed = status_after(START, FaultRecord(slug="worker-lost", message="b is gone"))
     assert (failed.phase, failed.fault, failed.has_ended) == ("failed", "b is gone", True)
+
+
+def test_the_last_changes_are_told_and_older_ones_are_not():
+    joined = [MembershipRecord(worker="b", device_name="phone", change="joined", step=step) for step in range(6)]
+    stayed = RebalanceRecord(
+        cause="drift", reason="", step=1, worth=False, gain_s=0, cost_s=1, moved_units=0, moved_bytes=0, plan_version=1
+    )
+    status = status_after(START, *joined, stayed)
+    assert status.changes == tuple(f"phone joined at step {step}" for step in (2, 3, 4, 5))
 
 
 def test_a_fault_of_one_device_is_no_end(records):
