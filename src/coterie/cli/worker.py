@@ -6,9 +6,10 @@ import platform
 from pathlib import Path
 
 from coterie.cli.parser import Parser
+from coterie.cli.worker_joining import add_joining, join_link_of
 from coterie.cli.worker_terms import add_terms, battery_of, memory_file_of, terms_of, watts_of
 from coterie.errors import UsageError
-from coterie.local import JOIN_LINK_VARIABLE, PARENT_VARIABLE
+from coterie.local import PARENT_VARIABLE
 from coterie.profiles.cache import cache_folder
 from coterie.units import parse_memory
 from coterie.worker.settings import WorkerSettings
@@ -19,10 +20,10 @@ def add_parser(verbs: "argparse._SubParsersAction[Parser]") -> Parser:
     parser: Parser = verbs.add_parser(
         "worker",
         help="lend this device to a run",
-        description="Join a run with the link that `coterie train` printed, and work for it until it is over.",
+        description="Join a run with the link that `coterie train` printed, and work for it until it is over.\n"
+        "Without a link: look for a run that is announced in this network, and ask for its token.",
     )
-    parser.add_argument("link", nargs="?", help=f"the join link, in quotes; else the variable {JOIN_LINK_VARIABLE}")
-    parser.add_argument("--link-file", type=Path, metavar="FILE", help="read the join link from this file")
+    add_joining(parser)
     parser.add_argument("--wait", action="store_true", help="wait for the coordinator if it is not there yet")
     add_flags(parser)
     return parser
@@ -79,34 +80,14 @@ def add_flags(parser: Parser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Join and work."""
-    from coterie.transport.join_link import JoinLink  # noqa: PLC0415 - cryptography and aiohttp are slow to import
-
-    join = JoinLink.from_text(_link_text(args))
     settings = settings_from(args)
+    join = join_link_of(args)
     import asyncio  # noqa: PLC0415 - see cli.main
 
     from coterie.worker.program import run_worker  # noqa: PLC0415 - imports torch: seconds
 
     asyncio.run(run_worker(join, settings, lambda line: print(line, flush=True)))
     return 0
-
-
-def _link_text(args: argparse.Namespace) -> str:
-    kept = os.environ.pop(JOIN_LINK_VARIABLE, "")
-    text: str = args.link or ""
-    if text and args.link_file is not None:
-        raise UsageError("a join link and a file with one were given", hint="give one of the two")
-    if args.link_file is not None:
-        try:
-            text = args.link_file.read_text(encoding="utf-8").strip()
-        except (OSError, UnicodeDecodeError) as error:
-            raise UsageError(
-                f"the join link cannot be read from {args.link_file}: {error}",
-                hint="`coterie service install LINK` writes such a file",
-            ) from error
-    if not (text or kept):
-        raise UsageError("no join link was given", hint="copy the command that `coterie train` printed")
-    return text or kept
 
 
 def settings_from(args: argparse.Namespace) -> WorkerSettings:

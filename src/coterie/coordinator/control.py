@@ -1,7 +1,8 @@
 """What a coordinator answers over HTTPS beside the frames: a run's status, and what its owner asks of it.
 
-Everything but `/` needs the control token as a bearer token; without it the answer is 401 and nothing else, whether the
-path exists or not. No answer may be read by a web page of another origin: there is no CORS header, and no cookie.
+Everything but `/` and pairing needs the control token as a bearer token; without it the answer is 401 and nothing
+else, whether the path exists or not. No answer may be read by a web page of another origin: there is no CORS header,
+and no cookie.
 """
 
 import hashlib
@@ -17,6 +18,7 @@ from coterie.cluster.control_messages import Refusal, StopWish
 from coterie.errors import CoterieError
 from coterie.logs import get_logger
 from coterie.metrics.status import RunStatus
+from coterie.transport.pairing import PAIR_PATH
 
 log = get_logger(__name__)
 
@@ -88,7 +90,7 @@ def _guard(token: str) -> Middleware:
 
     @web.middleware
     async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
-        if request.path == "/":
+        if request.path in ("/", PAIR_PATH):  # for workers that cannot join yet
             return await handler(request)
         shown = _digest(request.headers.get("Authorization", ""))
         if not hmac.compare_digest(shown, expected):

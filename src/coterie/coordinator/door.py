@@ -98,6 +98,11 @@ class Door:
         """Every device with an identity that was let in so far."""
         return tuple(self._guests.values())
 
+    @property
+    def told_tokens(self) -> tuple[str, ...]:
+        """Digests of the tokens that people were told: whoever shows that it knows one is told that this is the run."""
+        return tuple(token.digest for token in self._tokens.known if token.digest not in self._own)
+
     def opened(self, port: int) -> None:
         """Remember the port that was opened."""
         self.port = port

@@ -14,6 +14,7 @@ from coterie.errors import CheckpointError, StorageError, UsageError
 from coterie.jobs.model_folder import local_model
 from coterie.tasks.readers.options import DataSource, ReadOptions
 from coterie.tasks.sources import check_source
+from coterie.transport.discovery import require_discovery
 from coterie.transport.listening import check_port
 
 
@@ -25,6 +26,8 @@ def check_training(recipe: Recipe) -> None:
     """
     check_planning(recipe)
     check_run_folder(recipe)
+    if recipe.cluster.announce:
+        require_discovery()
 
 
 def check_planning(recipe: Recipe) -> None:

@@ -22,6 +22,7 @@ from coterie.coordinator.job import Job
 from coterie.coordinator.member import Member
 from coterie.coordinator.members import Members
 from coterie.coordinator.observer import RunObserver
+from coterie.coordinator.pairing import answer_pairings
 from coterie.coordinator.pausing import Pause
 from coterie.coordinator.planning import make_job_plan
 from coterie.coordinator.shards import ShardSource, send_stage
@@ -34,7 +35,8 @@ from coterie.jobs.roles import WorkerRole
 from coterie.metrics.records import FaultRecord
 from coterie.planner.plan import Plan, StageAssignment
 from coterie.profiles.cluster_profile import ClusterProfile
-from coterie.transport.addresses import own_addresses
+from coterie.transport.addresses import is_loopback, own_addresses
+from coterie.transport.discovery import announced
 from coterie.transport.join_link import JoinLink
 from coterie.transport.listening import check_port
 from coterie.transport.server import FrameServer
@@ -66,6 +68,8 @@ class Session:
             f"{member.hello.name} left before the run began, its place is free again: {error.message}"
         )
         self._app = front_page()
+        answer_pairings(self._app, self.door)
+        self._announcing = contextlib.AsyncExitStack()
         self._server = FrameServer(self.members.admit, app=self._app, identity=self.door.certificate)
         self._loop: asyncio.AbstractEventLoop | None = None
         self.stop = StopRequests()
@@ -140,6 +144,7 @@ class Session:
             beat.cancel()
             if self.desk is not None:
                 self.desk.close()
+            await self._announcing.aclose()
             await self.members.dismiss(Stop(reason=farewell))
             await self._server.close()
 
@@ -171,8 +176,21 @@ class Session:
             token=self.door.issue(uses=self._cluster.token_uses or 2 * wanted, minutes=self._cluster.token_minutes),
         )
         self._observer.joinable(join.to_text())
+        if self._cluster.announce:
+            await self._announce(join)
         self._observer.notice(f"waiting for {wanted} worker{'s' if wanted > 1 else ''}")
         self._acquaintances.met(await self.members.wait_for(wanted, self._cluster.join_timeout_s))
+
+    async def _announce(self, join: JoinLink) -> None:
+        """Let workers in this network find the run until it ends; without a network they need the link."""
+        interfaces = join.hosts if is_loopback(join.hosts[0]) else ()
+        announcement = announced(self._job.run, join.port, join.fingerprint, join.hosts, interfaces=interfaces)
+        try:
+            await self._announcing.enter_async_context(announcement)
+        except NetworkError as error:
+            self._observer.notice(f"the run is not announced: {error.message}")
+        else:
+            self._observer.notice("announced in this network: `coterie worker` finds it, and asks for the token")
 
     async def measure(self) -> ClusterProfile:
         """Profiles of the devices that joined and of the links between them."""
@@ -233,6 +251,8 @@ class Session:
         tied = self._tied_peers(plan) if side is None else {}
 
         async def assign(stage: StageAssignment) -> None:
+            if stage.worker not in self.members.by_id:
+                raise WorkerLostError(f"{stage.device_name} has gone while stages were handed out")
             member = self.members.by_id[stage.worker]
             units = range(stage.first_unit, stage.stop_unit)
             held_units = tuple(unit for unit in units if unit in (held or {}).get(stage.worker, ()))
