@@ -67,7 +67,7 @@ def build_parser() -> Parser:
     for verb in VERBS:
         added = verb.add_parser(verbs)
         add_common_flags(added)
-        added.set_defaults(run=verb.run)
+        added.set_defaults(perform=verb.run)  # not `run`: a flag may be called so
         parser.verbs[added.prog.rpartition(" ")[2]] = added
     return parser
 
@@ -82,7 +82,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         try:
             args = build_parser().parse(words)
-            code: int = args.run(args)
+            code: int = args.perform(args)
         finally:
             sys.stdout.flush()
     except BrokenPipeError:
