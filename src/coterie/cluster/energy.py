@@ -20,9 +20,6 @@ LEAST_DROP = 0.02
 MOST_POINTS = 60
 """Samples that the line is fitted through; of more, evenly spread ones are taken."""
 
-RETURN_MARGIN = 0.1
-"""Charge above the reserve from which a device without power may be used again."""
-
 
 class BatterySample(msgspec.Struct, frozen=True, kw_only=True):
     """What a device said of its battery: charge 0 to 1; `on_power` None if it cannot tell."""
@@ -133,10 +130,3 @@ def should_hand_over(
         left_s=left_s,
         reason=f"{when} in {format_seconds(left_s)}, and the run takes {format_seconds(remaining_s)} more",
     )
-
-
-def may_return(last: BatterySample, policy: EnergyPolicy) -> bool:
-    """May a device that was handed over for its battery compute again?"""
-    if last.on_power:
-        return True
-    return not policy.only_on_power and last.charge >= policy.reserve + RETURN_MARGIN

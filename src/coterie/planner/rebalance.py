@@ -25,7 +25,7 @@ class UnitBytes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LayerMove(msgspec.Struct, frozen=True, kw_only=True):
-    """One unit that another worker gets; `source` is empty if whoever had it is gone."""
+    """One unit that another worker gets."""
 
     unit: int
     source: WorkerId
@@ -65,11 +65,11 @@ def unit_bytes(model: ModelProfile, optimizer_state_copies: int) -> tuple[UnitBy
     )
 
 
-def moves(current: Plan, candidate: Plan, gone: frozenset[WorkerId] = frozenset()) -> tuple[LayerMove, ...]:
-    """Units that change hands, in order; workers in `gone` hold nothing any more."""
+def moves(current: Plan, candidate: Plan) -> tuple[LayerMove, ...]:
+    """Units that change hands, in order."""
     before, after = _owners(current), _owners(candidate)
     return tuple(
-        LayerMove(unit=unit, source=WorkerId("") if source in gone else source, target=target)
+        LayerMove(unit=unit, source=source, target=target)
         for unit, (source, target) in enumerate(zip(before, after, strict=True))
         if source != target
     )

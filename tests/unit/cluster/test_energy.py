@@ -10,7 +10,6 @@ from coterie.cluster.energy import (
     BatterySample,
     EnergyPolicy,
     end_of_charge_s,
-    may_return,
     should_hand_over,
 )
 
@@ -128,13 +127,3 @@ def test_only_on_power_leaves_at_once_when_unplugged():
     assert decision is not None
     assert decision.left_s == 0.0
     assert should_hand_over([plugged, unplugged], policy, remaining_s=10.0, move_s=1.0, handed_over=True) is None
-
-
-def test_a_device_returns_on_power_or_well_above_its_reserve():
-    def may(charge, on_power, policy=POLICY):
-        return may_return(BatterySample(at_s=0.0, charge=charge, on_power=on_power), policy)
-
-    assert may(0.05, True)
-    assert may(0.31, False)
-    assert not may(0.25, False)
-    assert not may(0.9, False, EnergyPolicy(only_on_power=True))

@@ -49,13 +49,6 @@ def test_the_units_that_change_hands_are_named_with_both_ends(even, uneven):
     assert moves(even, even) == ()
 
 
-def test_what_a_worker_that_is_gone_had_has_no_source(request_, even):
-    survivors = cut(request_, (W0, 0, 6), (W2, 6, 11))
-    assert moves(even, survivors, frozenset({W1})) == tuple(
-        LayerMove(unit=unit, source=WorkerId(""), target=W0 if unit < 6 else W2) for unit in (4, 5, 6, 7)
-    )
-
-
 BYTES = tuple(UnitBytes(frozen_bytes=10 * MIB, trained_bytes=MIB) for _ in range(11))
 
 
