@@ -101,10 +101,12 @@ class WorkerLostError(CoterieError):
 
 
 class JoinRefusedError(CoterieError):
-    """A worker was not let in: wrong or used token, wrong certificate fingerprint, run already full.
+    """A worker was not let in: wrong, used or expired token, wrong certificate fingerprint, copied identity, full run.
 
-    Copy the whole link that the coordinator printed; each start of a run makes a new one. A wrong fingerprint means
-    that something between the two machines answers in the coordinator's place: do not go on.
+    Copy the whole link that the coordinator printed; each start of a run makes a new one, a resumed run keeps its own.
+    A wrong fingerprint means that something between the two machines answers in the coordinator's place: do not go on.
+    A copied identity is one that two devices use, as after cloning a disk: let one of them make a new one by starting
+    its worker with `--identity FILE` and a file that does not exist yet.
     """
 
     slug = "join-refused"

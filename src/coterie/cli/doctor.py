@@ -24,7 +24,10 @@ _OPTIONAL = {
     "bitsandbytes": "holds frozen weights in 8 or 4 bits",
     "datasets": "reads Hugging Face data sets",
     "tensorboard": "writes TensorBoard files",
+    "zeroconf": "finds runs in the local network",
 }
+_EXTRAS = {"zeroconf": "discovery"}
+"""Where an extra is not called as its package is."""
 _OLDEST_PYTHON = (3, 11)
 _SMALL_BUDGET_BYTES = 512 * MIB
 _TOPIC_CELLS = 22
@@ -118,7 +121,7 @@ def _software() -> list[Finding]:
                 topic=f"{name} (optional)",
                 state="ok" if version else "note",
                 found=version or f"not installed; it {purpose}",
-                advice="" if version else f"pip install 'coterie[{name}]' if you want that",
+                advice="" if version else f"pip install 'coterie[{_EXTRAS.get(name, name)}]' if you want that",
             )
         )
     return findings
