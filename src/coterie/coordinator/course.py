@@ -12,7 +12,6 @@ from coterie.coordinator.supervisor import Supervisor
 from coterie.coordinator.trainer import BrokenOffError
 from coterie.coordinator.watch import Watch
 from coterie.errors import CoterieError, InterruptedRunError, NonFiniteLossError
-from coterie.planner.plan import Plan
 
 
 class Course:
@@ -43,7 +42,7 @@ class Course:
         self._evaluated: set[tuple[str, int]] = set()
         supervisor.save = self._save
 
-    async def run(self, plan: Plan, resume_from: Checkpoint | None) -> Checkpoint:
+    async def run(self, resume_from: Checkpoint | None) -> Checkpoint:
         """Let the first plan take effect and run all steps; the last checkpoint.
 
         Raises:
@@ -60,7 +59,7 @@ class Course:
             checkpoint_every=job.recipe.run.checkpoint_every,
         )
         try:
-            await self._supervisor.begin(plan)
+            await self._supervisor.begin()
         except CoterieError as error:
             await self._supervisor.recover(self._supervisor.losses(error))
         self._session.stop.on_first = self._ask_to_stop

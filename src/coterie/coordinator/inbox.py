@@ -15,7 +15,7 @@ class Inbox:
     Attributes:
         survives: Whether the run goes on when a worker is lost.
         plan_version: Of the plan in effect: what is said of older ones is not heard any more.
-        losses: Stages that are gone and of which nobody has taken note yet, in a run that goes on without them.
+        losses: Stages that are gone and of which nobody has taken note yet.
     """
 
     def __init__(self) -> None:
@@ -31,8 +31,7 @@ class Inbox:
 
     def put_loss(self, loss: Loss) -> None:
         """A worker was lost that the run needs."""
-        if self.survives:
-            self.losses.append(loss)
+        self.losses.append(loss)
         self._events.put_nowait(loss)
 
     def take_losses(self) -> list[Loss]:
@@ -59,7 +58,7 @@ class Inbox:
         """The next thing a worker said, or None after `wake`; see `next_event`."""
         while True:
             event = await self._events.get()
-            if self.losses and not isinstance(event, CoterieError):
+            if self.survives and self.losses and not isinstance(event, CoterieError):
                 raise self.losses[0].error
             match event:
                 case Loss() if self.survives:

@@ -247,6 +247,7 @@ class Members(Inbox):
         What is said of plans before `plan_version` is not heard any more, nor what the others say, but for wishes.
         """
         self.survives = True
+        self.by_id = {worker: member for worker, member in self.by_id.items() if not member.is_gone}
         self._needed = frozenset(needed)
         self.plan_version = plan_version
 

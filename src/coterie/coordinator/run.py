@@ -91,6 +91,7 @@ class TrainingRun:
             books=books,
             feeder=feeder,
             cluster=cluster,
+            plan=plan,
             first_step=first_step,
             state=resume_from,
         )
@@ -106,7 +107,7 @@ class TrainingRun:
         )
         supervisor.on_commit = folder.offer
         try:
-            checkpoint = await course.run(plan, resume_from)
+            checkpoint = await course.run(resume_from)
         except NonFiniteLossError as error:
             raise _with_rows(error, feeder) from error
         finally:

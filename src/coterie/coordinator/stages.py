@@ -53,6 +53,7 @@ class Stages:
         books: Bookkeeper,
         feeder: TrainingFeeder,
         cluster: ClusterProfile,
+        plan: Plan,
         first_step: int,
         state: TrainedState | None,
     ) -> None:
@@ -75,7 +76,7 @@ class Stages:
         self.steps_of_plan = 0
         self.stand_s = 0.0
         self.stop_requested = False
-        self.plan: Plan
+        self.plan = plan
         self.trainer: Trainer
         self.on_commit: Callable[[Replica], None] = lambda _replica: None
         self.on_step: list[Callable[[int, StepEntry], None]] = []
@@ -115,18 +116,20 @@ class Stages:
 
     # ---- plans
 
-    async def begin(self, plan: Plan) -> None:
+    async def begin(self) -> None:
         """Let the first plan take effect; see `stand`."""
-        self.plan = plan
-        await self.stand(plan, again=False)
+        await self.stand(self.plan, again=False)
 
     async def stand(self, plan: Plan, *, again: bool = True) -> None:
         """Let a plan take effect: stages are built, and training goes on from the last commit.
 
         Raises:
+            DoesNotFitError: Those that are left cannot hold the model.
             CoterieError: A worker failed, left or fell silent meanwhile.
         """
         start_s = self._clock.now()
+        while again and not self.usable.issuperset(stage.worker for stage in plan.stages):
+            plan = await self.make_plan(self.usable)  # somebody has gone since it was made
         plan = msgspec.structs.replace(plan, version=self.next_version)
         self._version = plan.version
         stages = {stage.worker: frozenset(range(stage.first_unit, stage.stop_unit)) for stage in plan.stages}

@@ -55,10 +55,20 @@ class Supervisor(Stages):
         books: Bookkeeper,
         feeder: TrainingFeeder,
         cluster: ClusterProfile,
+        plan: Plan,
         first_step: int,
         state: TrainedState | None,
     ) -> None:
-        super().__init__(job, session, books=books, feeder=feeder, cluster=cluster, first_step=first_step, state=state)
+        super().__init__(
+            job,
+            session,
+            books=books,
+            feeder=feeder,
+            cluster=cluster,
+            plan=plan,
+            first_step=first_step,
+            state=state,
+        )
         self._observer = observer
         self._pending: list[tuple[Loss, int, int]] = []
         self._changed = asyncio.Event()
@@ -93,11 +103,14 @@ class Supervisor(Stages):
         Raises:
             CoterieError: Nobody is left, or those that are cannot hold the model, and nobody came in time.
         """
+        last = losses[-1]
         while True:
-            for loss in losses:
-                self._take_loss(loss)
+            for last in losses:
+                self._take_loss(last)
             try:
-                await self.stand(await self._plan_anew(losses[-1]))
+                await self.stand(await self._plan_anew(last))
+            except (DoesNotFitError, RecipeError):
+                losses = self._members.take_losses()  # a spare has gone meanwhile: wait for another one
             except CoterieError as error:
                 losses = self.losses(error)
             else:

@@ -107,7 +107,7 @@ class Trainer:
     async def _wait_for_room(self, step: int) -> None:
         while step - self._completed >= FED_AHEAD:
             await self._take_event()
-        while self.is_paused and not self.stop_requested:
+        while self.is_paused and not self.stop_requested and not self.break_requested:
             # Under the others what is under way waits for the next step's micro-batches; nothing is computed either.
             empties = self.plan.schedule in ("flush", "gpipe")
             self.on_idle(not empties or self._completed == self._fed)
