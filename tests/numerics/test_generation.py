@@ -114,8 +114,12 @@ class Family:
 def write(
     stages: list[GenerationStage], ids: Tensor, mask: Tensor | None, spec: GenerationSpec
 ) -> tuple[Tensor, Tensor]:
-    """Tokens [B, N] and logits [N, B, V] by stages."""
-    groups = [stage.begin(ids, mask, spec.max_new_tokens) for stage in stages]
+    """Tokens [B, N] and logits [N, B, V] by stages; as where data stay local, those between the ends get no ids."""
+    knows = [stage.stage.is_first or stage.stage.is_last for stage in stages]
+    groups = [
+        stage.begin(ids if told else torch.zeros_like(ids), mask, spec.max_new_tokens)
+        for stage, told in zip(stages, knows, strict=True)
+    ]
     tokens, logits = [], []
     for position in range(spec.max_new_tokens):
         hidden: Tensor | None = None
@@ -124,8 +128,8 @@ def write(
         assert hidden is not None
         logits.append(hidden)
         tokens.append(next_tokens(hidden, spec, rows=range(len(ids)), position=position))
-        for group in groups:
-            group.append(tokens[-1])
+        for group, told in zip(groups, knows, strict=True):
+            group.append(tokens[-1] if told else torch.zeros_like(tokens[-1]))
     return torch.stack(tokens, dim=1), torch.stack(logits)
 
 

@@ -1,20 +1,27 @@
 """Who is sent token ids and labels where they are to stay with their owner: by the bytes of the frames."""
 
+import asyncio
+
 import msgspec
 import numpy as np
 import pytest
 
 from coterie.api.quiet import QuietObserver
-from coterie.cluster.messages import BatchBody, Hello
+from coterie.cluster.messages import BATCH, PREDICTIONS, BatchBody, Hello, unpack
 from coterie.config.loading import load_recipe
 from coterie.coordinator.feeding import LABELS, FedMicroBatch, audiences, batch_frame
+from coterie.coordinator.generation import GENERATION_STEPS, PipelineGeneration
 from coterie.coordinator.planning import make_job_plan, plan_request
+from coterie.coordinator.prompt_groups import Prompts
 from coterie.coordinator.session import Session
 from coterie.errors import ProtocolError, RecipeError, UnsupportedModelError
-from coterie.ids import RunId, WorkerId
+from coterie.ids import COORDINATOR, RunId, WorkerId
+from coterie.jobs.generation_spec import GenerationSpec
 from coterie.planner import make_plan
 from coterie.profiles.cluster_profile import ClusterProfile, DeviceProfile
 from coterie.profiles.model_profile import AffineBytes, LayerProfile, ModelProfile
+from coterie.tasks.examples import Example
+from coterie.transport.frame import Frame, FrameHeader, TensorSpec
 from coterie.transport.join_link import JoinLink
 from coterie.units import MIB
 
@@ -167,6 +174,50 @@ def test_the_link_of_local_workers_has_a_token_of_its_own(job):
 def _hello(token):
     fields = {"wire_version": 1, "package_version": "0", "name": "n", "device_type": "cpu", "threads": 1}
     return Hello(token=token, memory_bytes=1, host_id="h", hosts=(), port=0, fingerprint="", **fields)
+
+
+def test_in_a_generation_another_device_is_told_no_prompt_and_no_new_token(at_table, plan):
+    prompts = Prompts(
+        examples=(Example(), Example()),
+        ids=(np.array([3001, 3002, 3003]), np.array([3004])),
+        stop_ids=frozenset({9}),
+        pad_id=0,
+        spec=GenerationSpec(max_new_tokens=2),
+    )
+    one_group = msgspec.structs.replace(plan, micro_batches=1, batch_rows=2)
+
+    async def fed(link):
+        """The ids of the next frame that feeds a stage."""
+        while (frame := await link.receive()).header.kind != BATCH:
+            pass
+        specs = [spec.name for spec in frame.header.tensors]
+        return np.frombuffer(frame.buffers[specs.index("input_ids")], dtype=np.int64).tolist()
+
+    async def test(table):
+        own, links = table.door.issue(uses=2, own=True), {}
+        for stage in one_group.stages:
+            token = own if stage.worker in MINE else table.token
+            links[stage.worker] = await table.knock(table.hello(token, stage.device_name))
+            assert unpack((await links[stage.worker].receive()).header.body).worker == stage.worker
+        await table.members.wait_for(4, 1.0)
+        task = asyncio.create_task(
+            PipelineGeneration(table.members, one_group, prompts, vocabulary=5000).run(lambda _done, _all: None)
+        )
+        for told in ([3001, 3002, 3003, 0, 0, 3004], [4001, 4002]):
+            for worker, link in links.items():
+                assert await fed(link) == (told if worker in MINE else [0] * len(told))
+            last = one_group.stages[-1].worker
+            tokens = np.array([4001, 4002])
+            spec = TensorSpec(name="predictions", dtype="int64", shape=(2,), nbytes=16)
+            header = FrameHeader(kind=PREDICTIONS, source=last, target=COORDINATOR, step=step_of(told), tensors=(spec,))
+            await links[last].send(Frame(header, (tokens.data.cast("B"),)))
+        assert (await task) == {0: (4001, 4001), 1: (4002, 4002)}
+
+    at_table(test)
+
+
+def step_of(told):
+    return GENERATION_STEPS + (0 if len(told) > 2 else 1)
 
 
 def test_a_model_whose_blocks_read_token_ids_is_refused(job, cluster):
