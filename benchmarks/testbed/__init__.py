@@ -5,6 +5,7 @@ from testbed.carriers import MBIT, Carrier, RelayCarrier, Shape
 from testbed.events import Events, wait_for
 from testbed.host import SLOW, Host, HostSettings
 from testbed.launching import Nursery
+from testbed.namespaces import NamespaceCarrier
 
 __all__ = [
     "MBIT",
@@ -14,6 +15,7 @@ __all__ = [
     "Events",
     "Host",
     "HostSettings",
+    "NamespaceCarrier",
     "Nursery",
     "RelayCarrier",
     "Shape",

@@ -13,7 +13,7 @@ from coterie.config.fields import recipe_fields
 
 ROOT = Path(__file__).parents[2]
 SOURCES = sorted((ROOT / "src" / "coterie").rglob("*.py"))
-PYTHON_FILES = [*SOURCES, *(ROOT / "scripts").glob("*.py"), *(ROOT / "benchmarks").glob("*.py")]
+PYTHON_FILES = [*SOURCES, *(ROOT / "scripts").glob("*.py"), *(ROOT / "benchmarks").rglob("*.py")]
 FORBIDDEN_NAMES = {"utils", "util", "common", "core", "shared", "helpers", "helper", "manager", "misc"}
 HEAVY = ("torch", "transformers", "safetensors", "peft", "numpy", "matplotlib", "rich", "aiohttp", "cryptography")
 
