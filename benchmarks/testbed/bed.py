@@ -7,9 +7,13 @@ from types import TracebackType
 from typing import Self
 
 from testbed.carriers import Carrier, RelayCarrier
+from testbed.events import wait_for
 from testbed.host import Host, HostSettings
 from testbed.launching import Launch, Nursery, launch
 from testbed.programs import CoordinatorProgram
+
+JOIN_S = 600.0
+"""Until all have joined and measured what they can do, on a busy machine."""
 
 
 class Bed:
@@ -54,11 +58,14 @@ class Bed:
         return host
 
     def begin(self, words: list[str], hosts: Sequence[HostSettings]) -> CoordinatorProgram:
-        """Start a run with these hosts: the coordinator, then the workers, which join by its link.
+        """Start a run with these hosts: the coordinator, then the workers, which join by its link. Waits for its plan.
 
         Args:
             words: Flags of `coterie train`; output, host and number of workers are added.
             hosts: Who takes part from the beginning.
+
+        Raises:
+            TimeoutError: Somebody ended before, or it took too long.
         """
         self.coordinator = CoordinatorProgram(
             words,
@@ -72,6 +79,19 @@ class Bed:
         link = self.coordinator.join_link()
         for settings in hosts:
             self.add(settings).start(link)
+        events = self.coordinator.events
+        programs = (self.coordinator, *self.hosts.values())
+        try:
+            wait_for(
+                "a plan",
+                events.stage_workers,
+                timeout_s=JOIN_S,
+                alive=lambda: all(program.runs for program in programs),
+            )
+        except TimeoutError as error:
+            ended = [program for program in programs if not program.runs]
+            last = "; ".join(f"{program.name}: {program.said()[-300:]}" for program in ended)
+            raise TimeoutError(f"{error} {last}") from None
         return self.coordinator
 
     def _launch(self, prefix: tuple[str, ...]) -> Launch:

@@ -65,7 +65,7 @@ class Nursery:
         return self._ask(do="look", pid=pid).get("code")
 
     def close(self) -> None:
-        """End it. Programs that still run go on."""
+        """End it, and programs that still run."""
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()

@@ -15,6 +15,7 @@ import gc
 import importlib
 import json
 import os
+import signal
 import sys
 import traceback
 from pathlib import Path
@@ -35,22 +36,27 @@ PRELOADED = (
 
 
 def main() -> None:
-    """Serve until standard input ends."""
+    """Serve until standard input ends; programs that still run then are killed: whoever wanted them is gone."""
     for name in PRELOADED:
         importlib.import_module(name)
     gc.collect()
     gc.freeze()  # a child's collections must not touch, and so copy, what all share
+    started: list[int] = []
     ended: dict[int, int] = {}
     for line in sys.stdin:
         wish = json.loads(line)
         answer: dict[str, int] = {}
         if wish["do"] == "start":
-            answer = {"pid": _fork(wish["words"], wish["environment"], Path(wish["log"]))}
+            started.append(_fork(wish["words"], wish["environment"], Path(wish["log"])))
+            answer = {"pid": started[-1]}
         else:
             _reap(ended)
             if wish["pid"] in ended:
                 answer = {"code": ended[wish["pid"]]}
         print(json.dumps(answer), flush=True)
+    _reap(ended)
+    for pid in set(started) - ended.keys():
+        os.kill(pid, signal.SIGKILL)
 
 
 def _fork(words: list[str], environment: dict[str, str], log: Path) -> int:
