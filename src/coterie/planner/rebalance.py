@@ -10,8 +10,8 @@ from coterie.units import counted, format_bytes, format_seconds
 SAFETY = 1.1
 """The gain must exceed the cost by this factor: both are predictions."""
 
-LEAST_GAIN_S = 2.0
-"""And by this many seconds: no run is stirred up for less."""
+LEAST_GAIN_S = 1.0
+"""And by this many seconds more: no run is stirred up for less."""
 
 LEAST_PART = 0.02
 """A step must become shorter by more than this part; closer plans are equal to anybody who measures them."""
