@@ -142,7 +142,7 @@ def recorded_status(folder: Path) -> RunStatus:
         NoSuchRunError: The folder holds no run.
         DataError: Its events cannot be read.
     """
-    if not (folder / EVENTS).exists() and not (folder / RECIPE).exists():
+    if not any((folder / name).exists() for name in (EVENTS, RECIPE)) and not _is_held(folder):
         what = "holds no run" if folder.is_dir() else "does not exist"
         raise NoSuchRunError(
             f"there is no run here: the folder {folder} {what}",
@@ -158,10 +158,10 @@ def recorded_status(folder: Path) -> RunStatus:
 def _phase(folder: Path, recorded: RunPhase) -> RunPhase:
     if recorded == "saving" and (folder / SUMMARY).exists():
         return "finished"
+    if _is_held(folder):  # what ended before this process took the folder is past
+        return "saving" if recorded == "saving" else "preparing"
     if recorded in ("stopped", "failed"):
         return recorded
-    if _is_held(folder):
-        return "saving" if recorded == "saving" else "preparing"
     return "killed" if read_control(folder) is not None else "stopped"
 
 

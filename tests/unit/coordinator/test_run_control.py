@@ -106,6 +106,17 @@ def test_a_run_that_a_process_holds_is_prepared_or_saved(tmp_path, held_folder):
     assert recorded_status(tmp_path).phase == "preparing"
 
 
+def test_a_process_that_has_just_begun_or_begins_anew_is_preparing(tmp_path, held_folder):
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new" / LOCK).write_text("")
+    old = tmp_path / "old"
+    old.mkdir()
+    left(old, START, STEP, FaultRecord(slug="worker-lost", message="gone"))
+    for folder in (tmp_path / "new", old):
+        held_folder(folder)
+        assert RunControl(folder).status().phase == "preparing"
+
+
 def test_a_coordinator_that_lives_and_does_not_answer_is_no_run_that_has_ended(tmp_path):
     left(tmp_path, START, STEP)
     write_control(tmp_path, control())
