@@ -15,7 +15,7 @@ from coterie.errors import CoterieError, InterruptedRunError, JoinRefusedError, 
 from coterie.ids import WorkerId
 from coterie.logs import get_logger
 from coterie.measure.absent import Absent
-from coterie.measure.allocator import use_one_arena
+from coterie.measure.allocator import free_memory, use_one_arena
 from coterie.transport.connect import connect
 from coterie.transport.frame import Frame
 from coterie.transport.join_link import JoinLink
@@ -115,6 +115,7 @@ class WorkerProgram:
         assert self._visit is not None
         limit_s = self._visit.rejoin_s
         self._peers.forget()
+        await asyncio.to_thread(free_memory)
         say = self._device.say
         say(f"the coordinator is lost ({lost.message}): trying to come back for {format_seconds(limit_s)}")
         redial = Redial(join, limit_s, SystemClock(), parent=self._settings.parent)

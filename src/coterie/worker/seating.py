@@ -76,6 +76,11 @@ class Seating:
         return self._seat is not None
 
     @property
+    def can_be_moved(self) -> bool:
+        """Whether there is a stage, of a run that keeps replicas and so can give it to somebody else."""
+        return self._seat is not None and self._seat.assign.replicate_every > 0
+
+    @property
     def running(self) -> Seat | None:
         """The stage, if it stands and can be adapted."""
         return self._seat if self._seat is not None and self._seat.is_running else None

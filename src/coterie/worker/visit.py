@@ -108,8 +108,8 @@ class Visit:
         return self._lost
 
     async def ask_to_leave(self, reason: str) -> bool:
-        """Ask to be released, if anybody relies on this worker; whether that is so. `Stop` is the answer."""
-        if not self._seating.has_stage:
+        """Ask to be released, if the run can go on without this worker's stage; whether that is so. `Stop` answers."""
+        if not self._seating.can_be_moved:
             return False
         with contextlib.suppress(CoterieError):
             await self._send(Leaving(reason=reason))
