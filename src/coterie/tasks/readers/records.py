@@ -16,7 +16,9 @@ def _field(record: Mapping[str, object], wanted: Column, usual: Sequence[str], w
         looked_for = repr(wanted) if wanted is not None else " or ".join(usual)
         found = ", ".join(record) or "none"
         raise DataError(
-            f"{where}: has no field {looked_for}; its fields: {found}", hint="say which fields hold words and tags"
+            f"{where}: has no field {looked_for}; its fields: {found}",
+            hint="say which fields hold words and tags (text_column, label_column), or name the task that these data "
+            "are for, such as --task sequence-classification",
         )
     return record[name]
 
