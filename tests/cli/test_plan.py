@@ -149,3 +149,31 @@ def test_what_is_known_of_the_data_is_said_once(base_model, tmp_path):
     job = prepare_job(load_recipe(None, overrides), RunId("r"), lines.append)
     said = "\n".join([*lines, *job.notes])
     assert said.count("texts from the column text, answers from label") == 1
+
+
+# ---- what a slower device would change
+
+
+def test_a_device_that_slows_down_is_told_with_what_would_move(answer, base):
+    code, found = answer(*base, *DEVICES, "--min-workers", "2", "--slower", "small=8")
+    assert code == 0
+    (forecast,) = found["slower"]
+    before = {stage["device_name"]: stage for stage in found["plan"]["stages"]}["small"]
+    assert (forecast["device"], forecast["times"]) == ("small", 8.0)
+    assert forecast["reason"].startswith(("moving ", "no other split is better"))
+    assert not forecast["worth"]  # one step is left: nothing pays
+    after = {stage["device_name"]: stage for stage in forecast["stages"]}["small"]
+    assert after["stop_unit"] - after["first_unit"] <= before["stop_unit"] - before["first_unit"]
+
+
+def test_without_json_it_is_one_line(told, base):
+    code, out, _ = told(*base, *DEVICES, "--slower", "big=1.5")
+    assert code == 0
+    assert "big 1.5 times as slow half way: layers would " in out
+
+
+@pytest.mark.parametrize("wish", ["small", "small=", "small=-1", "small=often", "tablet=2"])
+def test_a_slower_device_that_makes_no_sense_is_refused(told, base, wish):
+    code, _, error = told(*base, *DEVICES, "--slower", wish)
+    assert code == 2
+    assert f"--slower {wish}" in error

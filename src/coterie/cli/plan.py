@@ -8,6 +8,7 @@ from coterie.cli.compare import add_compare_flags, check_compare_flags, compare,
 from coterie.cli.devices import add_device_flags, devices_from, links_from
 from coterie.cli.formatting import print_json
 from coterie.cli.parser import Parser
+from coterie.cli.slower import Forecast, add_slower_flag, forecasts, in_words, slower_from
 from coterie.config.flags import add_recipe_flags, overrides_from
 from coterie.errors import UsageError
 from coterie.ids import WorkerId
@@ -16,6 +17,7 @@ from coterie.units import counted, format_seconds
 if TYPE_CHECKING:
     from coterie.config.recipe import LocalWorker, Recipe
     from coterie.planner.plan import Plan
+    from coterie.planner.request import PlanRequest
     from coterie.profiles.hypothetical import EvenLinks, HypotheticalDevice
 
 _SECTIONS = ("model", "data", "train", "side", "plan", "cluster")
@@ -34,6 +36,7 @@ def add_parser(verbs: "argparse._SubParsersAction[Parser]") -> Parser:
     parser.add_argument("recipe", nargs="?", type=Path, help="the recipe, a TOML file; without one, flags say it all")
     add_device_flags(parser)
     add_compare_flags(parser)
+    add_slower_flag(parser)
     parser.add_argument("--schedule-grid", action="store_true", help="draw the order of forwards and backwards")
     add_recipe_flags(parser, sections=_SECTIONS)
     return parser
@@ -46,6 +49,7 @@ def run(args: argparse.Namespace) -> int:
 
     check_compare_flags(args)
     devices, links = devices_from(args), links_from(args)
+    slower = slower_from(args, tuple(device.name for device in devices))
     overrides = overrides_from(args)
     side_overrides: dict[str, object] = {}
     if args.compare:
@@ -61,15 +65,23 @@ def run(args: argparse.Namespace) -> int:
             "a side-tuning run is planned beside the other ways",
             hint="add --compare, and describe devices and server with --device",
         )
-    plan, explanation, steps = _imagined(recipe, devices, links, args) if devices else _measured(recipe, args)
+    told: tuple[Forecast, ...] = ()
+    if devices:
+        plan, request, steps = _imagined(recipe, devices, links, args)
+        explanation = _explained(plan, request)
+        told = forecasts(plan, request, slower, steps)
+    else:
+        plan, explanation, steps = _measured(recipe, args)
     grid = _grid(plan) if args.schedule_grid else ""
     seconds = plan.predicted_step_s * steps
     if args.json:
-        shown = {"plan": plan, "steps": steps, "predicted_run_s": seconds}
-        print_json(shown | ({"schedule_grid": grid} if grid else {}))
+        more: dict[str, object] = ({"schedule_grid": grid} if grid else {}) | ({"slower": told} if told else {})
+        print_json({"plan": plan, "steps": steps, "predicted_run_s": seconds} | more)
         return 0
     print(explanation)
     print(f"{counted(steps, 'step')}, about {format_seconds(seconds)}")
+    for forecast in told:
+        print(in_words(forecast))
     if grid:
         print(f"\n{grid}")
     return 0
@@ -87,19 +99,24 @@ def _imagined(
     devices: "tuple[HypotheticalDevice, ...]",
     links: "EvenLinks | None",
     args: argparse.Namespace,
-) -> "tuple[Plan, str, int]":
+) -> "tuple[Plan, PlanRequest, int]":
     """A plan for described devices; needs no torch where the facts are known."""
     from coterie.cli.described import facts_of  # noqa: PLC0415 - see cli.main
     from coterie.coordinator.planning import plan_request  # noqa: PLC0415
-    from coterie.planner import explain, make_plan  # noqa: PLC0415
+    from coterie.planner import make_plan  # noqa: PLC0415
     from coterie.profiles.hypothetical import hypothetical_cluster  # noqa: PLC0415
 
     facts = facts_of(recipe, as_json=args.json)
     owners = tuple(WorkerId(device.name) for device in devices[:2])
     cluster = hypothetical_cluster(devices, facts.device, links)
     request = plan_request(recipe, facts.model, cluster, owner_workers=owners)
-    plan = make_plan(request)
-    return plan, explain(plan, request), facts.steps
+    return make_plan(request), request, facts.steps
+
+
+def _explained(plan: "Plan", request: "PlanRequest") -> str:
+    from coterie.planner import explain  # noqa: PLC0415 - see cli.main
+
+    return explain(plan, request)
 
 
 def _measured(recipe: "Recipe", args: argparse.Namespace) -> "tuple[Plan, str, int]":

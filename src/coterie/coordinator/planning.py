@@ -10,6 +10,7 @@ from coterie.ids import WorkerId
 from coterie.jobs.optimizer_spec import OptimizerSpec
 from coterie.planner import FixedStage, PlanRequest, explain, make_plan
 from coterie.planner.plan import Codec, Plan
+from coterie.planner.request import stages_of
 from coterie.profiles.cluster_profile import ClusterProfile
 from coterie.profiles.model_profile import ModelProfile
 
@@ -71,10 +72,7 @@ def next_request(
         version=current.version + 1,
         min_stages=max(min(request.min_stages, len(present)), 1),
         fixed_stages=fixed,
-        keep=tuple(
-            FixedStage(worker=stage.worker, first_unit=stage.first_unit, stop_unit=stage.stop_unit)
-            for stage in current.stages
-        ),
+        keep=stages_of(current),
     )
 
 

@@ -6,7 +6,7 @@ import msgspec
 
 from coterie.errors import RecipeError
 from coterie.ids import WorkerId
-from coterie.planner.plan import Codec, Objective
+from coterie.planner.plan import Codec, Objective, Plan
 from coterie.profiles.cluster_profile import ClusterProfile
 from coterie.profiles.model_profile import ModelProfile
 from coterie.schedules.actions import ScheduleKind
@@ -68,6 +68,13 @@ class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):
     kept_rows: int = 0
     keeps_micro_batch: bool = False
     version: int = 1
+
+
+def stages_of(plan: Plan) -> tuple[FixedStage, ...]:
+    """A plan's stages as a request prescribes or keeps them."""
+    return tuple(
+        FixedStage(worker=stage.worker, first_unit=stage.first_unit, stop_unit=stage.stop_unit) for stage in plan.stages
+    )
 
 
 def validate(request: PlanRequest) -> None:
