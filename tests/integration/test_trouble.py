@@ -12,7 +12,9 @@ from coterie.errors import (
     NonFiniteLossError,
     OutOfMemoryError,
 )
+from coterie.metrics.fault_records import RecoveryRecord
 from coterie.metrics.records import FaultRecord, StepRecord
+from coterie.transport.join_link import JoinLink
 from coterie.units import MIB
 from coterie.worker.settings import WorkerSettings
 
@@ -43,7 +45,7 @@ def test_a_device_too_small_for_anything_is_left_out_by_name(tmp_path, make_reci
     assert "Left out: watch, cannot hold even one unit" in watcher.explanation
 
 
-def test_memory_that_runs_out_in_mid_run_names_the_device_and_keeps_the_checkpoint(
+def test_memory_that_runs_out_on_every_device_ends_the_run_with_a_name_and_keeps_the_checkpoint(
     tmp_path, make_recipe, cluster, monkeypatch, run, checkpoints
 ):
     backward = torch.autograd.backward
@@ -55,13 +57,37 @@ def test_memory_that_runs_out_in_mid_run_names_the_device_and_keeps_the_checkpoi
         backward(*arguments, **options)
 
     monkeypatch.setattr(torch.autograd, "backward", run_out)
-    recipe = make_recipe(tmp_path / "run", epochs=3, checkpoint_every=2)
+    recipe = make_recipe(tmp_path / "run", epochs=3, checkpoint_every=2, rejoin_s=0)
     with pytest.raises(OutOfMemoryError, match=r"device-[abc]: memory ran out on stage \d \(device-[abc]\)") as caught:
         run(recipe, watcher)
     assert caught.value.exit_code == 14
     assert "predicted peak" in caught.value.message
+    assert "does not fit on the 3 devices" in caught.value.message, "smaller stages have been tried"
     assert checkpoints(recipe)
-    assert len(watcher.failures) == 1
+    assert set(watcher.failures) <= {"device-a", "device-b", "device-c"}
+
+
+def test_a_device_whose_memory_runs_out_gets_a_smaller_stage_and_the_run_goes_on(
+    tmp_path, make_recipe, cluster, monkeypatch, run, alone
+):
+    backward = torch.autograd.backward
+    watcher = cluster()
+    failed = []
+
+    def run_out_once(*arguments, **options):
+        if len(watcher.losses) > 3 and not failed:
+            failed.append(True)
+            raise RuntimeError("[enforce fail at alloc_cpu.cpp:75] DefaultCPUAllocator: can't allocate memory")
+        backward(*arguments, **options)
+
+    monkeypatch.setattr(torch.autograd, "backward", run_out_once)
+    recipe = make_recipe(tmp_path / "run", max_steps=8, rejoin_s=0)
+    result = run(recipe, watcher)
+    assert largest_difference(result.losses, alone(recipe, 8)) < 1e-6
+    (recovery,) = (record for record in watcher.records if isinstance(record, RecoveryRecord))
+    assert not recovery.is_gone
+    assert "memory ran out" in recovery.reason
+    assert watcher.failures == {}
 
 
 def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_checkpoint(
@@ -111,8 +137,14 @@ def test_no_file_and_no_log_line_holds_a_token(tmp_path, make_recipe, cluster, m
     with caplog.at_level(logging.DEBUG, "coterie"):
         watcher = cluster()
         run(make_recipe(tmp_path / "run", max_steps=2), watcher)
-    assert len(tokens) == 2, "the join token and the one that workers show each other"
-    texts = [path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()]
-    texts += [text.encode() for text in (caplog.text, *watcher.said, *watcher.notices)]
+    join_token = JoinLink.from_text(watcher.join_link).token
+    assert join_token in tokens
+    texts = [text.encode() for text in (caplog.text, *watcher.said, *watcher.notices)]
+    files = [path for path in (tmp_path / "run").rglob("*") if path.is_file()]
+    # What lets devices come back, and what controls the run, is kept for its owner alone.
+    private = [path for path in files if path.parent.name == "door" or path.name == "control.json"]
+    assert all(path.stat().st_mode & 0o077 == 0 for path in private)
+    texts += [path.read_bytes() for path in files if path not in private]
     for token in tokens:
         assert not any(token.encode() in text for text in texts)
+    assert not any(join_token.encode() in path.read_bytes() for path in private)

@@ -197,7 +197,13 @@ class Stages:
             raise DoesNotFitError("no worker is left")
         owners = self._members.owner_workers
         request = next_request(self._job, self.crew.cluster(workers), self.plan, owner_workers=owners)
-        return await asyncio.to_thread(make_plan, request)
+        try:
+            return await asyncio.to_thread(make_plan, request)
+        except DoesNotFitError:
+            if request.min_stages == 1:
+                raise
+        # Better on fewer devices than the recipe wants than not at all.
+        return await asyncio.to_thread(make_plan, msgspec.structs.replace(request, min_stages=1))
 
     # ---- changes that can wait for the end of a step
 
