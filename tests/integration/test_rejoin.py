@@ -134,6 +134,7 @@ def link_of(command):
     raise AssertionError(command.end())
 
 
+@pytest.mark.slow
 def test_workers_of_a_killed_coordinator_wait_for_it_and_work_for_the_next_one(train, commands, wait_until, recorded):
     command, output = train("--workers", 2, "--min-workers", 2, "--checkpoint-every", 5, "--max-steps", 600)
     link = link_of(command)
