@@ -70,7 +70,7 @@ class Report:
         """Print a table; the first column is left-aligned, the others right; floats keep three digits."""
         table = Table(title=title, title_justify="left")
         for index, column in enumerate(columns):
-            table.add_column(column, justify="left" if index == 0 else "right")
+            table.add_column(column, justify="left" if index == 0 else "right", no_wrap=index == 0)
         for row in rows:
             table.add_row(*(f"{cell:.3g}" if isinstance(cell, float) else str(cell) for cell in row))
         self._console.print(table)

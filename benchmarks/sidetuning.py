@@ -50,7 +50,6 @@ def show_set(report: Report, found: SetResult) -> None:
     columns = (
         "",
         "points",
-        "seeds",
         "spread",
         "epochs",
         "device TFLOP",
@@ -86,8 +85,7 @@ def _row(found: SetResult, variant: str, runs: Sequence[VariantRun], target: flo
     return (
         variant,
         f"{curve[-1]:.2f}",
-        len(runs),
-        f"{final_spread(runs):.2f}" if len(runs) > 1 else "",
+        f"{final_spread(runs):.2f} of {len(runs)}" if len(runs) > 1 else "one run",
         len(curve),
         f"{first.total('device_flops') / 1e12:.2f}",
         f"{first.total('device_cpu_s'):.0f}",
