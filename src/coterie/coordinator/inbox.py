@@ -3,10 +3,13 @@
 import asyncio
 
 from coterie.coordinator.member import Event, Loss
-from coterie.errors import CoterieError, WorkerLostError
+from coterie.errors import CoterieError, ProtocolError, WorkerLostError
 from coterie.transport.frame import Frame
 
 NEWS_S = 0.5
+
+MOST_UNREAD = 4096
+"""Messages of one worker that wait to be read; a correct one waits for answers long before."""
 
 
 class Inbox:
@@ -26,7 +29,14 @@ class Inbox:
         self.losses: list[Loss] = []
 
     def put(self, event: Event) -> None:
-        """A worker said something."""
+        """A worker said something.
+
+        Raises:
+            ProtocolError: It says more than anybody can read.
+        """
+        if event.member.unread >= MOST_UNREAD:
+            raise ProtocolError(f"{event.member.hello.name} has sent {MOST_UNREAD} messages that nobody has read yet")
+        event.member.unread += 1
         self._events.put_nowait(event)
 
     def put_loss(self, loss: Loss) -> None:
@@ -58,6 +68,8 @@ class Inbox:
         """The next thing a worker said, or None after `wake`; see `next_event`."""
         while True:
             event = await self._events.get()
+            if isinstance(event, Event):
+                event.member.unread -= 1
             if self.survives and self.losses and not isinstance(event, CoterieError):
                 raise self.losses[0].error
             match event:

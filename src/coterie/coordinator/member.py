@@ -2,11 +2,12 @@
 
 import asyncio
 import contextlib
+import math
 from collections.abc import Callable
 
 from coterie.cluster.fault_messages import Vitals
 from coterie.cluster.message import Message
-from coterie.cluster.messages import AnyMessage, Failed, Hello, control
+from coterie.cluster.messages import AnyMessage, Failed, Heartbeat, Hello, control
 from coterie.cluster.shard_messages import ShardWants
 from coterie.errors import CoterieError, NonFiniteLossError, WorkerLostError, error_from_slug
 from coterie.ids import WorkerId
@@ -32,6 +33,7 @@ class Member:
     Attributes:
         is_owner: Whether it runs on the data owner's own machine, started by the coordinator there.
         has_ended: Set when it has said goodbye, or its link is closed.
+        unread: Messages of it that wait to be read.
         aside: What it says while it has no stage: answers to whoever measures it.
         on_broken: Called with what broke the link, when something is sent to it in vain.
     """
@@ -40,6 +42,7 @@ class Member:
         self.worker = worker
         self.hello = hello
         self.link = link
+        self.unread = 0
         self.rss_bytes = 0
         self.vitals: Vitals | None = None
         self.bytes_heard = link.bytes_received
@@ -49,8 +52,17 @@ class Member:
         self.ticket = ""
         self.is_owner = False
         self.aside: asyncio.Queue[Event] = asyncio.Queue(MOST_ASIDE)
-        self._shard_wants: asyncio.Queue[tuple[int, ShardWants]] = asyncio.Queue()
+        self._beat_due_s = -math.inf
+        self._shard_wants: asyncio.Queue[tuple[int, ShardWants]] = asyncio.Queue(MOST_ASIDE)
         self.on_broken: Callable[[WorkerLostError], None] = lambda _error: None
+
+    def beats(self, message: Heartbeat, now_s: float, least_pause_s: float) -> bool:
+        """Take note of a heartbeat; False if it comes much sooner than agreed, and need not be written down."""
+        self.rss_bytes, self.vitals = message.rss_bytes, message.vitals
+        is_due = now_s >= self._beat_due_s
+        if is_due:
+            self._beat_due_s = now_s + least_pause_s
+        return is_due
 
     def put_aside(self, event: "Event") -> None:
         """Keep what it says while it has no stage, for whoever measures it; of too much the last is dropped."""
@@ -58,8 +70,9 @@ class Member:
             self.aside.put_nowait(event)
 
     def put_wants(self, plan_version: int, wants: ShardWants) -> None:
-        """Hand an answer to whoever offered shards."""
-        self._shard_wants.put_nowait((plan_version, wants))
+        """Hand an answer to whoever offered shards; of more than anybody asked for the last is dropped."""
+        if not self._shard_wants.full():
+            self._shard_wants.put_nowait((plan_version, wants))
 
     async def shard_wants(self, unit: int, plan_version: int) -> ShardWants:
         """The answer to an offer of one unit's shards; there is one at a time.

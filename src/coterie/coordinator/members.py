@@ -289,11 +289,8 @@ class Members(Inbox):
         message = unpack(frame.header.body) if frame.header.kind == CONTROL else None
         match message:
             case Heartbeat():
-                member.rss_bytes, member.vitals = message.rss_bytes, message.vitals
-                try:
-                    self.on_heartbeat(member)
-                except CoterieError as error:  # ours, such as a full disk: not the worker's fault
-                    self.post(error)
+                if member.beats(message, self._clock.now(), self._heartbeat_s / 4):
+                    self._note_heartbeat(member)
             case Failed() if self.is_old(frame):
                 log.info("a failure of an older plan came from %s", member.worker)
             case Failed():
@@ -313,6 +310,12 @@ class Members(Inbox):
                 member.put_aside(Event(member, message, frame))
             case _:
                 self.put(Event(member, message, frame))
+
+    def _note_heartbeat(self, member: Member) -> None:
+        try:
+            self.on_heartbeat(member)
+        except CoterieError as error:  # ours, such as a full disk: not the worker's fault
+            self.post(error)
 
     async def wait_for(self, count: int, timeout_s: float) -> list[Member]:
         """Wait until `count` workers are in.
