@@ -5,7 +5,8 @@ import sys
 
 import pytest
 
-from coterie.api.run_lock import hold_folder
+from coterie.api.run_lock import hold_door, hold_folder
+from coterie.config.cluster_section import ClusterSection
 from coterie.errors import StorageError, UsageError
 
 HOLD = """
@@ -50,3 +51,15 @@ def test_a_folder_in_which_nothing_was_written_is_taken_away_again_if_it_is_new(
     with hold_folder(tmp_path / "old"), hold_folder(tmp_path / "new"), hold_folder(tmp_path / "used"):
         (tmp_path / "used" / "recipe.toml").write_text("")
     assert [(tmp_path / name).exists() for name in ("old", "new", "used")] == [True, False, True]
+
+
+def test_the_standing_link_is_one_runs_at_a_time(tmp_path, monkeypatch):
+    monkeypatch.setenv("COTERIE_CONFIG", str(tmp_path / "settings"))
+    standing, plain = ClusterSection(standing_link=True), ClusterSection()
+    with hold_door(standing):
+        with pytest.raises(UsageError, match="another run of yours uses the standing link"), hold_door(standing):
+            pass
+        with hold_door(plain):
+            pass
+    with hold_door(standing):
+        pass

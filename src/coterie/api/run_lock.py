@@ -7,9 +7,11 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from coterie.config.cluster_section import ClusterSection
 from coterie.coordinator.preflight import cannot_write
 from coterie.coordinator.run_folder import LOCK
 from coterie.errors import UsageError
+from coterie.transport.user_settings import config_folder
 
 
 @contextlib.contextmanager
@@ -38,3 +40,32 @@ def hold_folder(folder: Path) -> Iterator[None]:
         lock.release()
         if is_new and [path.name for path in folder.iterdir()] in ([], [LOCK]):
             shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def hold_door(cluster: ClusterSection) -> Iterator[None]:
+    """Hold the door that this user's runs have in common, if a run wants it, while the block runs.
+
+    Raises:
+        UsageError: Another run holds it.
+        StorageError: It cannot be made or written.
+    """
+    if not cluster.standing_link:
+        yield
+        return
+    folder = config_folder()
+    lock = FileLock(folder / "door.lock", timeout=0)
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        lock.acquire()
+    except Timeout as error:
+        raise UsageError(
+            "another run of yours uses the standing link",
+            hint="wait for it or stop it, or start this run without standing_link",
+        ) from error
+    except OSError as error:
+        raise cannot_write(folder, error) from error
+    try:
+        yield
+    finally:
+        lock.release()

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from coterie.api.quiet import QuietObserver
-from coterie.api.run_lock import hold_folder
+from coterie.api.run_lock import hold_door, hold_folder
 from coterie.api.side_training import export_trained, prepare_side, refuse_finished_side, run_side
 from coterie.checkpoint.export import ExportOptions, check_out_folder, export_model
 from coterie.checkpoint.model_card import CardFacts
@@ -82,7 +82,7 @@ def train(recipe: Recipe, observer: RunObserver) -> FinetuneResult:
     Raises:
         CoterieError: The run ended early; checkpoints stay in the run folder.
     """
-    with hold_folder(Path(recipe.run.output)):
+    with hold_folder(Path(recipe.run.output)), hold_door(recipe.cluster):
         return _train_side(recipe, observer) if recipe.train.mode == "side" else _train(recipe, observer)
 
 

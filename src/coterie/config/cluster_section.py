@@ -92,6 +92,13 @@ class ClusterSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         Annotated[float, Meta(gt=0)] | None,
         Meta(description="Minutes for which new devices may join by the link. Default: until the run ends."),
     ] = None
+    standing_link: Annotated[
+        bool,
+        Meta(
+            description="Let devices that were in an earlier run with this setting join by themselves, under the link "
+            "that they have: for workers that run as services. One such run at a time."
+        ),
+    ] = False
     announce: Annotated[
         bool,
         Meta(

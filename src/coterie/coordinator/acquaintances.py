@@ -1,10 +1,9 @@
 """Writes down which devices join a run and what they can do. A list that cannot be written costs a log line, no run."""
 
-import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from coterie.clock import Clock
-from coterie.config.recipe import ClusterSection
+from coterie.cluster.messages import Hello
 from coterie.coordinator.device_list import DeviceList, KnownDevice
 from coterie.coordinator.member import Member
 from coterie.errors import StorageError
@@ -13,21 +12,19 @@ from coterie.profiles.cluster_profile import DeviceProfile
 
 log = get_logger(__name__)
 
-_UNNAMED = re.compile(r"local-\d+")
-
 
 class Acquaintances:
     """See the module.
 
     Args:
         devices: The list.
-        cluster: Workers that the run itself starts here are no devices; their names are in it.
+        is_own: Whether it is a worker that the run itself has started here, which is no device.
         clock: Tells the date.
     """
 
-    def __init__(self, devices: DeviceList, cluster: ClusterSection, clock: Clock) -> None:
+    def __init__(self, devices: DeviceList, is_own: Callable[[Hello], bool], clock: Clock) -> None:
         self._devices = devices
-        self._cluster = cluster
+        self._is_own = is_own
         self._clock = clock
 
     def met(self, members: Iterable[Member]) -> None:
@@ -35,7 +32,7 @@ class Acquaintances:
         now_s = self._clock.wall()
         for member in members:
             hello = member.hello
-            if not hello.identity or self._is_emulated(hello.name):
+            if not hello.identity or self._is_own(hello):
                 continue
             device = KnownDevice(
                 identity=hello.identity,
@@ -63,9 +60,3 @@ class Acquaintances:
             )
         except StorageError as error:
             log.warning("%s", error.message)
-
-    def _is_emulated(self, name: str) -> bool:
-        """Whether it is a worker process that the run started on the coordinator's machine."""
-        local = self._cluster.effective_local_workers
-        named = {worker.name for worker in local}
-        return name in named or (None in named and _UNNAMED.fullmatch(name) is not None)

@@ -32,6 +32,8 @@ _CERTIFICATE = "certificate.json"
 _BOOK = "book.json"
 _TICKET_BYTES = 16
 _LISTEN_S = 0.05
+_MOST_GUESTS = 256
+"""That a standing door knows; older ones need a token again."""
 
 
 class Guest(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,17 +72,22 @@ class Door:
         folder: Where to keep them; None: in memory, for runs that cannot be resumed.
         clock: Tells when tokens expire.
         reopen: Go on from what the folder holds, if it holds a door.
+        standing: It is the door of several runs, one after the other: devices that were in come back to the next one,
+            tokens of runs that are over are good no more.
 
     Raises:
         StorageError: The folder cannot be read or written.
     """
 
-    def __init__(self, folder: Path | None = None, *, clock: Clock | None = None, reopen: bool = False) -> None:
+    def __init__(
+        self, folder: Path | None = None, *, clock: Clock | None = None, reopen: bool = False, standing: bool = False
+    ) -> None:
         self._folder = folder
-        certificate, book = _read(folder) if folder is not None and reopen else (None, None)
+        self._standing = standing
+        certificate, book = _read(folder) if folder is not None and (reopen or standing) else (None, None)
         self.certificate = certificate or make_identity()
         self.port = book.port if book else 0
-        self._tokens = JoinTokens(clock, book.tokens if book else ())
+        self._tokens = JoinTokens(clock, book.tokens if book and not standing else ())
         self._guests = {guest.identity: guest for guest in book.guests} if book else {}
         self._new: set[str] = set()
         self._own: set[str] = set()
@@ -203,8 +210,12 @@ class Door:
         self._save()
 
     def _save(self) -> None:
-        if self._folder is not None:
-            _write(self._folder, _BOOK, _Book(port=self.port, tokens=self._tokens.known, guests=self.guests))
+        if self._folder is None:
+            return
+        guests = self.guests
+        if self._standing:  # workers that a run starts beside itself never come back to the next one
+            guests = tuple(guest for guest in guests if guest.token not in self._own)[-_MOST_GUESTS:]
+        _write(self._folder, _BOOK, _Book(port=self.port, tokens=self._tokens.known, guests=guests))
 
 
 async def speaks(link: StreamLink, within_s: float) -> bool:

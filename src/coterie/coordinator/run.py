@@ -9,6 +9,7 @@ from coterie.checkpoint.names import replica_folder
 from coterie.checkpoint.reading import Checkpoint
 from coterie.checkpoint.store import CheckpointStore
 from coterie.clock import Clock
+from coterie.config.recipe import Recipe
 from coterie.coordinator.bookkeeping import Bookkeeper
 from coterie.coordinator.course import Course
 from coterie.coordinator.door import DOOR, Door
@@ -25,6 +26,7 @@ from coterie.coordinator.watch import Watch
 from coterie.errors import NonFiniteLossError
 from coterie.metrics.records import PlanRecord, StartRecord, SummaryRecord
 from coterie.planner.plan import Plan
+from coterie.transport.user_settings import config_folder
 
 ROWS_SHOWN = 16
 """Rows named in a message at most."""
@@ -46,8 +48,7 @@ class TrainingRun:
         self._job = job
         self._observer = observer
         self._store = store
-        run = job.recipe.run
-        door = Door(Path(run.output) / DOOR, clock=clock, reopen=run.resume)
+        door = door_of(job.recipe, clock)
         self.session = Session(job, observer, clock=clock, door=door)
 
     async def execute(self, resume_from: Checkpoint | None = None) -> RunOutcome:
@@ -128,6 +129,13 @@ class TrainingRun:
             steps_per_epoch=self._job.steps_per_epoch,
             first_step=first_step,
         )
+
+
+def door_of(recipe: Recipe, clock: Clock | None = None) -> Door:
+    """The run's own door, or the one that this user's runs have in common; see `ClusterSection.standing_link`."""
+    if recipe.cluster.standing_link:
+        return Door(config_folder() / DOOR, clock=clock, standing=True)
+    return Door(Path(recipe.run.output) / DOOR, clock=clock, reopen=recipe.run.resume)
 
 
 def _with_rows(error: NonFiniteLossError, feeder: TrainingFeeder) -> NonFiniteLossError:

@@ -78,7 +78,7 @@ class Session:
         self.deaths: dict[str, CoterieError] = {}
         """By name how processes of workers ended, in a run that goes on without them."""
         self.desk: RunDesk | None = None
-        self._acquaintances = Acquaintances(DeviceList(), self._cluster, self.clock)
+        self._acquaintances = Acquaintances(DeviceList(), self.door.is_own, self.clock)
 
     def open_desk(self, desk: RunDesk) -> None:
         """Let the holder of the desk's token see and control the run; before `run`."""

@@ -8,7 +8,6 @@ import pytest
 
 from coterie.clock import FakeClock
 from coterie.cluster.messages import Hello
-from coterie.config.recipe import ClusterSection, LocalWorker
 from coterie.coordinator.acquaintances import Acquaintances
 from coterie.coordinator.device_list import DEVICES_FILE, MOST_DEVICES, DeviceList, KnownDevice, find
 from coterie.coordinator.member import Member
@@ -128,9 +127,8 @@ def member(name, identity=PHONE):
 
 def test_devices_that_join_are_written_down_and_workers_that_the_run_starts_are_not(devices):
     clock = FakeClock(1000.0)
-    cluster = ClusterSection(workers=4, local_workers=(LocalWorker(name="here"), LocalWorker()))
-    met = Acquaintances(devices, cluster, clock)
-    met.met([member("phone"), member("here", "1" * 64), member("local-1", "2" * 64), member("nameless", "")])
+    met = Acquaintances(devices, lambda hello: hello.name == "here", clock)
+    met.met([member("phone"), member("here", "1" * 64), member("nameless", "")])
     profile = DeviceProfile(
         worker=WorkerId("phone"), name="phone", memory_bytes=88, base_bytes=1, flops_per_s=3e9, measured_at_s=900.0
     )
@@ -142,7 +140,7 @@ def test_devices_that_join_are_written_down_and_workers_that_the_run_starts_are_
 
 def test_a_list_that_cannot_be_written_ends_no_run(tmp_path, caplog):
     (tmp_path / "file").write_text("")
-    acquaintances = Acquaintances(DeviceList(tmp_path / "file"), ClusterSection(workers=2), FakeClock())
+    acquaintances = Acquaintances(DeviceList(tmp_path / "file"), lambda _hello: False, FakeClock())
     acquaintances.met([member("phone")])
     acquaintances.measured(
         member("phone"), DeviceProfile(worker=WorkerId("p"), name="p", memory_bytes=1, base_bytes=1, flops_per_s=1)

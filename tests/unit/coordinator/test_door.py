@@ -201,3 +201,21 @@ def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path):
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match="cannot keep who may join"):
         Door(tmp_path / "file" / "door")
+
+
+def test_a_standing_door_knows_devices_of_earlier_runs_and_no_token_of_theirs(tmp_path, device):
+    first = Door(tmp_path, standing=True)
+    first.opened(4711)
+    told, own = first.issue(uses=5), first.issue(uses=5, own=True)
+    here = open_identity(IN_MEMORY)
+    tickets = {}
+    for token, guest in ((told, device), (own, here)):
+        knocks = hello(first, token, guest)
+        first.knock(knocks)
+        tickets[guest] = first.let_in(knocks, BOARD)
+    second = Door(tmp_path, standing=True)
+    assert (second.fingerprint, second.port) == (first.fingerprint, 4711)
+    assert second.knock(hello(second, told, device, tickets[device])) == BOARD
+    for token, guest in ((told, open_identity(IN_MEMORY)), (own, here)):
+        with pytest.raises(JoinRefusedError, match="not known"):
+            second.knock(hello(second, token, guest, tickets.get(guest, "")))
