@@ -20,7 +20,7 @@ def found(run="run-1", host="10.0.0.1"):
 
 
 def flags(**given):
-    return argparse.Namespace(**({"link": None, "link_file": None, "token": None, "run": None} | given))
+    return argparse.Namespace(**({"link": None, "link_file": None, "token": None, "run_id": None} | given))
 
 
 @pytest.fixture(autouse=True)
@@ -88,9 +88,9 @@ def test_of_several_runs_one_must_be_chosen(network):
     with pytest.raises(UsageError, match="2 runs are announced") as caught:
         join_link_of(flags(token="a-token-of-a-run"))
     assert "run-2 at 10.0.0.2 port 4711" in caught.value.message
-    assert join_link_of(flags(token="a-token-of-a-run", run="run-2")).hosts == ("10.0.0.2",)
+    assert join_link_of(flags(token="a-token-of-a-run", run_id="run-2")).hosts == ("10.0.0.2",)
     with pytest.raises(UsageError, match="no run run-3 is announced"):
-        join_link_of(flags(token="a-token-of-a-run", run="run-3"))
+        join_link_of(flags(token="a-token-of-a-run", run_id="run-3"))
 
 
 def test_where_nothing_is_announced_the_link_is_what_is_missing(network):

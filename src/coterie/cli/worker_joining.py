@@ -37,7 +37,7 @@ def add_joining(parser: Parser) -> None:
         help="the part of the join link behind #, for a run that is found in this network; else the variable "
         f"{TOKEN_VARIABLE}, else it is asked for",
     )
-    parser.add_argument("--run", metavar="RUN", help="which run to join, if several are found")
+    parser.add_argument("--run", dest="run_id", metavar="RUN", help="which run to join, if several are found")
 
 
 def join_link_of(args: argparse.Namespace) -> "JoinLink":
@@ -52,7 +52,7 @@ def join_link_of(args: argparse.Namespace) -> "JoinLink":
     text = _link_text(args)
     if not text:
         return _found_link(args)
-    if args.token or args.run:
+    if args.token or args.run_id:
         raise UsageError("--token and --run are for runs that are found in the network", hint="leave them out")
     return JoinLink.from_text(text)
 
@@ -84,7 +84,7 @@ def _found_link(args: argparse.Namespace) -> "JoinLink":
     except MissingPackageError as error:  # what is missing is a link; the package is the other way
         raise UsageError(f"no join link was given, and {error.message}", hint=error.hint) from error
     print(f"no join link was given: looking for runs in this network for {LOOK_S:.0f} s", file=sys.stderr)
-    run = _chosen(asyncio.run(find_runs(LOOK_S)), args.run)
+    run = _chosen(asyncio.run(find_runs(LOOK_S)), args.run_id)
     return pair(run, _token(args, run))
 
 
