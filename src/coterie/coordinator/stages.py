@@ -39,7 +39,7 @@ class Stages:
 
     Attributes:
         step: Optimizer steps done.
-        trainer: Of the plan in effect.
+        trainer: Of the plan in effect, once it `stands`.
         on_commit: Told of each replica that has become whole.
         on_step: Told of each step that has ended, in order.
         stop_requested: The user wants to stop.
@@ -77,6 +77,7 @@ class Stages:
         self.stand_s = 0.0
         self.stop_requested = False
         self.plan = plan
+        self.stands = False
         self.trainer: Trainer
         self.on_commit: Callable[[Replica], None] = lambda _replica: None
         self.on_step: list[Callable[[int, StepEntry], None]] = []
@@ -156,7 +157,7 @@ class Stages:
         trainer = Trainer(self._members, plan, self._feeder, self._step_done, self.step)
         trainer.on_replica = self._replicas.put
         trainer.stop_requested = self.stop_requested
-        self.trainer = trainer
+        self.trainer, self.stands = trainer, True
         self._session.pausing.steer(trainer, self._members.wake, on_rested=self._books.training_begins)
 
     def _step_done(self, step: int, entry: StepEntry) -> None:
@@ -214,6 +215,8 @@ class Stages:
 
     def break_off(self) -> None:
         """Something cannot wait: stop where no step is under way, or at once where that is too long to wait for."""
+        if not self.stands:
+            return  # whoever begins looks what is due before the first step
         if self.is_flushing or not self._every:
             self.trainer.break_requested = True
         else:

@@ -212,11 +212,17 @@ class Trainer:
             if event is None:
                 continue
             if event.frame.header.kind == STATE:
-                keep(unit_of(event), event.frame)
+                self._keep_state(event, keep)
             elif isinstance(event.message, StateSent):
                 missing.discard(event.member.worker)
             else:
                 self._refuse(event, _unexpected(event, "state"))
+
+    def _keep_state(self, event: Event, keep: Callable[[int, Frame], None]) -> None:
+        try:
+            keep(unit_of(event), event.frame)
+        except ProtocolError as error:
+            self._refuse(event, error)
 
     async def forward(self, feeder: Feeder, steps: int, on_predictions: Callable[[int, Frame], None]) -> float:
         """Run the pipeline forward only over `steps` steps of one micro-batch each, as for evaluation.
