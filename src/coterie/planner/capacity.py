@@ -20,6 +20,10 @@ FIRST_STEPS = 10
 WINDOW_STEPS = 7
 """A factor is the median over this many steps: three steps out of line change nothing, four of another speed do."""
 
+NEGLIGIBLE = 0.1
+"""Of the slowest stage's predicted seconds: a stage that takes less says nothing of how fast its device is, since what
+each micro-batch costs beside its layers outweighs them (an embedding alone), and nobody waits for it."""
+
 DRIFT = 0.2
 """How far a factor must have moved from where it was when it was last judged."""
 
@@ -78,10 +82,11 @@ def observe(capacities: Capacities, plan: Plan, times: tuple[StageTimes, ...], *
         load: How much longer the step's rows were than those that the plan counts with, in tokens: 1 for equal ones.
     """
     predicted_s = {stage.worker: stage.forward_s + stage.backward_s for stage in plan.stages}
+    least_s = NEGLIGIBLE * load * max(predicted_s.values())
     paces = {pace.worker: pace for pace in capacities.paces}
     for time in times:
         expected_s = predicted_s.get(time.worker, 0.0) * load
-        if expected_s > 0 and time.seconds > 0:
+        if expected_s > 0 and max(expected_s, time.seconds) >= least_s:
             pace = paces.get(time.worker, WorkerPace(worker=time.worker))
             paces[time.worker] = _with_sample(pace, time.seconds / expected_s * pace.planned)
     return Capacities(paces=tuple(paces.values()))

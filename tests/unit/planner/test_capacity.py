@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coterie.ids import WorkerId
-from coterie.planner import PlanRequest, make_plan
+from coterie.planner import FixedStage, PlanRequest, make_plan
 from coterie.planner.capacity import (
     DRIFT,
     FIRST_STEPS,
@@ -154,6 +154,18 @@ def test_long_rows_do_not_make_devices_slow(plan):
     for _ in range(20):
         capacities = observe(capacities, plan, times(plan, {W0: 2.0, W1: 2.0, W2: 2.0}), load=2.0)
     assert dict(capacities.factors) == {worker: pytest.approx(1.0) for worker in (W0, W1, W2)}
+
+
+def test_a_stage_that_nobody_waits_for_says_nothing_of_its_device_until_somebody_does(request_):
+    ends = ((W0, 0, 1), (W1, 1, 8), (W2, 8, 11))
+    stages = tuple(FixedStage(worker=worker, first_unit=first, stop_unit=stop) for worker, first, stop in ends)
+    plan = make_plan(msgspec.structs.replace(request_, fixed_stages=stages))
+    capacities = after(plan, *[{W0: 20.0}] * 20)  # an embedding with its overhead, far below the others' seconds
+    assert capacities.factor(W0) == 1.0
+    assert not drifted(capacities, plan, steps_since_plan=20)
+    capacities = after(plan, *[{W0: 3000.0}] * 20)
+    assert capacities.factor(W0) == pytest.approx(3000.0)
+    assert drifted(capacities, plan, steps_since_plan=20)
 
 
 def test_all_timings_of_a_slow_device_are_multiplied_and_those_of_others_are_not(request_):
