@@ -116,6 +116,8 @@ class JoinTokens:
     def issue(self, *, uses: int = 1, minutes: float | None = None) -> str:
         """A new token, good for `uses` workers and, if `minutes` are given, for so long."""
         token = secrets.token_urlsafe(_TOKEN_BYTES)
+        while token.startswith("-"):  # a command line would take it for a flag
+            token = secrets.token_urlsafe(_TOKEN_BYTES)
         expires_at_s = None if minutes is None else self._clock.wall() + 60 * minutes
         kept = JoinToken(digest=digest_of(token), uses_left=uses, expires_at_s=expires_at_s)
         self._known[kept.digest] = kept

@@ -99,8 +99,9 @@ def test_a_wrong_token_is_refused_and_takes_no_use_of_a_right_one() -> None:
 
 def test_tokens_differ_fit_into_a_link_and_are_not_kept_in_clear() -> None:
     tokens = JoinTokens()
-    issued = {tokens.issue() for _ in range(50)}
-    assert len(issued) == 50
+    issued = {tokens.issue() for _ in range(200)}
+    assert len(issued) == 200
+    assert not [token for token in issued if token.startswith("-")], "a command line takes it for a flag"
     for token in issued:
         link = JoinLink(hosts=("h",), port=1, fingerprint=FINGERPRINT, token=token)
         assert JoinLink.from_text(link.to_text()).token == token
