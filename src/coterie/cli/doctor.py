@@ -174,7 +174,7 @@ def _senses() -> list[Finding]:
     """What a worker may know of its device: battery, energy, temperature, memory, its owner."""
     if importlib.util.find_spec("psutil") is None:
         return []
-    from coterie.cli.doctor_senses import look_at_senses  # noqa: PLC0415
+    from coterie.cli.doctor_senses import look_at_senses  # noqa: PLC0415 - as above
 
     return [
         Finding(topic=sense.topic, state="ok" if sense.there else "note", found=sense.found)

@@ -20,9 +20,9 @@ def look_at_senses() -> tuple[Sense, ...]:
 
 def _battery_and_temperature() -> tuple[Sense, Sense]:
     from coterie.clock import SystemClock  # noqa: PLC0415 - psutil may be what the doctor finds missing
-    from coterie.measure.absent import Absent  # noqa: PLC0415
-    from coterie.measure.battery import find_battery  # noqa: PLC0415
-    from coterie.measure.temperature import find_temperature  # noqa: PLC0415
+    from coterie.measure.absent import Absent  # noqa: PLC0415 - as above
+    from coterie.measure.battery import find_battery  # noqa: PLC0415 - as above
+    from coterie.measure.temperature import find_temperature  # noqa: PLC0415 - as above
 
     battery = find_battery("auto", SystemClock())
     if isinstance(battery, Absent):
@@ -47,8 +47,8 @@ def _battery_and_temperature() -> tuple[Sense, Sense]:
 
 
 def _energy() -> Sense:
-    from coterie.measure.absent import Absent  # noqa: PLC0415
-    from coterie.measure.power import find_rapl  # noqa: PLC0415
+    from coterie.measure.absent import Absent  # noqa: PLC0415 - as above
+    from coterie.measure.power import find_rapl  # noqa: PLC0415 - as above
 
     rapl = find_rapl()
     if isinstance(rapl, Absent):
@@ -62,7 +62,7 @@ def _energy() -> Sense:
 
 
 def _memory() -> Sense:
-    from coterie.measure.pressure import SystemMemory  # noqa: PLC0415
+    from coterie.measure.pressure import SystemMemory  # noqa: PLC0415 - as above
 
     reading = SystemMemory(None).read()
     stalls = "the kernel counts no stalls" if reading.stalled is None else f"stalled {reading.stalled:.0%} of the time"
@@ -74,7 +74,7 @@ def _memory() -> Sense:
 
 
 def _activity() -> Sense:
-    from coterie.measure.activity import find_idle_time  # noqa: PLC0415
+    from coterie.measure.activity import find_idle_time  # noqa: PLC0415 - as above
 
     idle = find_idle_time()
     seconds = None if idle is None else idle.idle_s()
@@ -88,8 +88,8 @@ def _activity() -> Sense:
 
 
 def _awake() -> Sense:
-    from coterie.measure.absent import Absent  # noqa: PLC0415
-    from coterie.worker.keep_awake import find_waker  # noqa: PLC0415
+    from coterie.measure.absent import Absent  # noqa: PLC0415 - as above
+    from coterie.worker.keep_awake import find_waker  # noqa: PLC0415 - as above
 
     waker = find_waker()
     if isinstance(waker, Absent):
