@@ -6,7 +6,7 @@ from typing import NoReturn, TypeVar
 import msgspec
 from filelock import FileLock, Timeout
 
-from coterie.checkpoint.names import checkpoint_folder, saved_steps
+from coterie.checkpoint.names import checkpoint_folder, replica_folder, saved_steps
 from coterie.cluster.control_messages import Refusal, StopWish
 from coterie.coordinator.control_file import read_control
 from coterie.coordinator.run_folder import EVENTS, LOCK, MODEL, RECIPE, SUMMARY
@@ -202,7 +202,7 @@ def next_step(status: RunStatus, folder: Path) -> str:
         return "wait a moment"
     if status.phase == "finished":
         return ""
-    steps = saved_steps(checkpoint_folder(folder))
+    steps = sorted((*saved_steps(checkpoint_folder(folder)), *saved_steps(replica_folder(folder))))
     if not steps:
         return f"it left no checkpoint: `coterie train {folder / RECIPE}` begins anew"
     return f"`coterie train {folder / RECIPE} --resume` goes on from the checkpoint of step {steps[-1]}"
