@@ -7,7 +7,7 @@ TORCH := torch==2.13.0
 TORCH_INDEX ?=
 PIP_INDEX := $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX),)
 
-BENCHMARKS := activation_cache adapters faults heads heads_sim links memory qlora side_kills sidetuning speed staleness tasks
+BENCHMARKS := activation_cache adapters faults heads heads_sim links memory qlora same_host side_kills sidetuning speed staleness tasks
 
 .PHONY: install demo test test-all check bench docs clean
 
