@@ -62,7 +62,7 @@ def status_text(status: "RunStatus") -> str:
             (
                 device.name,
                 str(device.stage) if is_placed else "–",
-                holds or "no layers",
+                holds or ("no layers" if status.units else ""),
                 "" if device.utilization is None else f"{device.utilization:.0%}",
                 _memory(device),
                 _power(device),

@@ -21,6 +21,7 @@ class Pause:
 
     def __init__(self) -> None:
         self._refusal = "it has not begun to train"
+        self._advice = "ask again when it trains; `coterie status` tells"
         self._asked = False
         self.is_resting = False
         self.on_change: Callable[[], None] = lambda: None
@@ -56,6 +57,7 @@ class Pause:
     def refuse(self, reason: str) -> None:
         """From now on it cannot, and goes on if it rests; `reason` completes "it cannot be paused: …"."""
         self._refusal = reason
+        self._advice = "`coterie stop` ends it with what it has, and `--resume` goes on from there"
         self.end()
 
     def ask(self) -> None:
@@ -67,7 +69,7 @@ class Pause:
         if self._refusal:
             raise ControlRefusedError(
                 f"the run cannot be paused now: {self._refusal}",
-                hint="`coterie stop` ends it with what it has, and `--resume` goes on from there",
+                hint=self._advice,
             )
         if not self._asked:
             self._asked = True

@@ -1,5 +1,6 @@
 """A run from the open port to the saved model: join, measure, plan, hand out, train, evaluate, save."""
 
+import asyncio
 from pathlib import Path
 
 import msgspec
@@ -76,7 +77,9 @@ class TrainingRun:
         cluster = await session.measure()
         micro_batches = resume_from.manifest.terms.micro_batches if resume_from else None
         owners = session.members.owner_workers
-        plan, explanation = make_job_plan(job, cluster, micro_batches=micro_batches, owner_workers=owners)
+        plan, explanation = await asyncio.to_thread(  # heartbeats go on
+            make_job_plan, job, cluster, micro_batches=micro_batches, owner_workers=owners
+        )
         first_step = resume_from.step if resume_from else 0
         if first_step:
             self._observer.notice(f"continuing after step {first_step} of {job.total_steps}")

@@ -222,7 +222,10 @@ class Session:
             DoesNotFitError: No plan fits.
         """
         cluster = await self.measure()
-        return make_job_plan(self._job, cluster, micro_batches=micro_batches, owner_workers=self.members.owner_workers)
+        owners = self.members.owner_workers
+        return await asyncio.to_thread(  # heartbeats go on
+            make_job_plan, self._job, cluster, micro_batches=micro_batches, owner_workers=owners
+        )
 
     async def hand_out(
         self,

@@ -222,7 +222,8 @@ class StreamLink(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection ended."""
         if self._reader.is_mid_frame:
-            reason = f"the peer closed in mid-frame, {self._reader.missing_bytes} tensor bytes short"
+            missing = self._reader.missing_bytes
+            reason = "the peer closed in mid-frame" + (f", {missing} tensor bytes short" if missing else "")
         else:
             reason = "the peer closed the link"
         self._fail(NetworkError(f"{reason}: {exc}" if exc else reason))
