@@ -191,7 +191,8 @@ class ProgressDisplay:
                 self.print(evaluation_line(record))
             case FaultRecord(worker=worker) if worker:
                 # A fault without a worker ends the run; whoever called says so, once.
-                self.print(f"{worker}: {record.message}")
+                named = record.message.startswith(worker)
+                self.print(record.message if named else f"{worker}: {record.message}")
             case MembershipRecord(change="lost"):
                 return  # the fault has said why
             case MembershipRecord() | RecoveryRecord() | RebalanceRecord():

@@ -143,7 +143,9 @@ class StatusBook:
         self._figures.take(record)
 
     def _changed(self, line: str) -> None:
-        self._changes = [*self._changes[1 - CHANGES_KEPT :], line]
+        # What a recovery says begins with what was said of the loss.
+        others = [known for known in self._changes if not line.startswith(known)]
+        self._changes = [*others[1 - CHANGES_KEPT :], line]
 
     def _take_plan(self, plan: PlanRecord) -> None:
         """From here on these devices count; one that the plan before used and this one does not is gone, or spare."""

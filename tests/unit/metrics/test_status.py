@@ -2,7 +2,7 @@
 
 import pytest
 
-from coterie.metrics.fault_records import MembershipRecord, RebalanceRecord
+from coterie.metrics.fault_records import MembershipRecord, RebalanceRecord, RecoveryRecord
 from coterie.metrics.records import FaultRecord, MemoryRecord, PlanRecord, StageMemory, StageRecord, StartRecord
 from coterie.metrics.status import StatusBook
 
@@ -94,6 +94,24 @@ def test_the_last_changes_are_told_and_older_ones_are_not():
     )
     status = status_after(START, *joined, stayed)
     assert status.changes == tuple(f"phone joined at step {step}" for step in (2, 3, 4, 5))
+
+
+def test_a_recovery_takes_the_place_of_the_loss_in_what_is_told():
+    lost = MembershipRecord(worker="b", device_name="phone", change="lost", step=7, reason="silent for 15 s")
+    recovered = RecoveryRecord(
+        worker="b",
+        device_name="phone",
+        reason="silent for 15 s",
+        step=7,
+        first_step=6,
+        replayed_steps=1,
+        noticed_s=15,
+        recovered_s=2,
+        plan_version=2,
+    )
+    assert status_after(START, lost).changes == ("phone lost at step 7 (silent for 15 s)",)
+    (told,) = status_after(START, lost, recovered).changes
+    assert told == "phone lost at step 7 (silent for 15 s), training went on after 2 s, 1 step replayed"
 
 
 def test_a_fault_of_one_device_is_no_end(records):
