@@ -147,7 +147,8 @@ def test_a_run_that_nobody_comes_back_to_ends_and_says_how_to_go_on(
     assert_same(recipe, undisturbed("lora"))
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_a_killed_worker_and_then_a_killed_coordinator_cost_nothing(
     tmp_path, commands, make_recipe, cluster, run, wait_until, recorded, children_of, changed, model, data
 ):
@@ -160,7 +161,7 @@ def test_a_killed_worker_and_then_a_killed_coordinator_cost_nothing(
         words += ["--local-worker", f"name={name}"]
     output = tmp_path / "run"
     command = commands("train", "--model", model, "--train", data, "--output", output, *words)
-    wait_until(lambda: len(recorded(output, "step")) > 3, "training", command)
+    wait_until(lambda: len(recorded(output, "step")) > 3, "training", command, timeout_s=400)
     psutil.Process(children_of(command.process.pid)["middle"]).kill()
     wait_until(lambda: recorded(output, "recovery"), "recovery", command)
     (recovery,) = recorded(output, "recovery")
