@@ -147,3 +147,5 @@ class RelayCarrier:
             self._process.stdin.close()
         self._process.kill()
         self._process.wait()
+        if self._process.stdout is not None:
+            self._process.stdout.close()

@@ -70,6 +70,8 @@ class Nursery:
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
         self._process.wait()
+        if self._process.stdout is not None:
+            self._process.stdout.close()
 
     def _ask(self, **wish: object) -> dict[str, int]:
         assert self._process.stdin is not None
