@@ -50,7 +50,16 @@ def main() -> None:
 def _command(model: Path, data: Path) -> list[str]:
     words = [sys.executable, "-m", "coterie", "train", "--mode", "side", "--model", str(model), "--train", str(data)]
     words += ["--epochs", str(EPOCHS), "--batch-rows", str(BATCH_ROWS), "--micro-batches", "2", "--side-rank", "8"]
-    words += ["--learning-rate", "1e-3", "--checkpoint-every", "5", "--heartbeat-s", "0.5"]
+    words += [
+        "--learning-rate",
+        "1e-3",
+        "--checkpoint-every",
+        "5",
+        "--heartbeat-s",
+        "0.5",
+        "--heartbeat-timeout-s",
+        "120",
+    ]
     words += ["--local-worker", "name=device,speed=0.1", "--local-worker", "name=server,role=server,speed=0.2"]
     return words
 
