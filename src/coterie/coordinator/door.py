@@ -218,8 +218,16 @@ class Door:
         _write(self._folder, _BOOK, _Book(port=self.port, tokens=self._tokens.known, guests=guests))
 
 
-async def speaks(link: StreamLink, within_s: float) -> bool:
-    """Whether a byte comes over a link in that time; not a second longer is waited if it ends."""
+async def lives(link: StreamLink, within_s: float) -> bool:
+    """Whether bytes come over a link in two such spans of time, one after the other.
+
+    One burst may be what was still on its way from a device that has gone and come back. Not a moment longer is waited
+    than it takes to know.
+    """
+    return await _speaks(link, within_s) and await _speaks(link, within_s)
+
+
+async def _speaks(link: StreamLink, within_s: float) -> bool:
     heard = link.bytes_received
     for _ in range(max(round(within_s / _LISTEN_S), 1)):
         await asyncio.sleep(_LISTEN_S)

@@ -24,7 +24,7 @@ from coterie.cluster.messages import (
 )
 from coterie.cluster.shard_messages import ShardWants
 from coterie.cluster.side_messages import TAPS
-from coterie.coordinator.door import Door, speaks
+from coterie.coordinator.door import Door, lives
 from coterie.coordinator.hellos import read_hello
 from coterie.coordinator.inbox import Inbox
 from coterie.coordinator.member import Event, Loss, Member, lost_error, reported_error, tell_end
@@ -48,8 +48,8 @@ log = get_logger(__name__)
 JOIN_POLL_S = 0.05
 ANSWER_S = 0.5
 """Beside one and a half heartbeats, for a sign of life to cross a slow network."""
-ANSWER_LIMIT_S = 8.0
-"""In all: whoever knocks meanwhile is dropped by the server after ten seconds."""
+ANSWER_LIMIT_S = 4.0
+"""At most, twice: whoever knocks meanwhile is dropped by the server after ten seconds."""
 
 
 _RELAYED_KINDS = (HIDDEN, GRADIENT, DONE, TIED, TAPS, REPLICA)
@@ -133,7 +133,7 @@ class Members(Inbox):
         older = next((member for member in self.by_id.values() if _same_device(member.hello, hello)), None)
         if older is None or older.is_gone:
             return
-        if await speaks(older.link, min(1.5 * self._heartbeat_s + ANSWER_S, ANSWER_LIMIT_S)):
+        if await lives(older.link, min(1.5 * self._heartbeat_s + ANSWER_S, ANSWER_LIMIT_S)):
             self._door.turn_away(hello)
             raise JoinRefusedError(
                 f"the identity {short(hello.identity)} of {hello.name} is in use by {older.hello.name}, which is in "

@@ -87,3 +87,17 @@ def test_an_identity_without_its_key_is_refused(at_table):
         assert "is not proven" in answer.message
 
     at_table(test)
+
+
+def test_what_was_still_on_its_way_from_a_dead_link_does_not_make_its_device_a_copy(at_table):
+    async def test(table):
+        device = open_identity(IN_MEMORY)
+        link, welcome = await welcomed(table, known_hello(table, device))
+        back = await table.knock(known_hello(table, device, welcome.ticket))
+        await table.until(lambda: sum(link.is_accepted for link in table.server._links) < len(table.server._links))
+        await link.send(control(Heartbeat(), source=welcome.worker))
+        answer = unpack((await back.receive()).header.body)
+        assert isinstance(answer, Welcome)
+        assert answer.worker == welcome.worker
+
+    at_table(test)

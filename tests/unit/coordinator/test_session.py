@@ -1,6 +1,13 @@
-"""What a session says of the devices that joined."""
+"""What a session says of the devices that joined, and which port it opens."""
 
-from coterie.coordinator.session import slow_in_bfloat16
+import asyncio
+import socket
+
+import pytest
+
+from coterie.api.quiet import QuietObserver
+from coterie.coordinator.door import Door
+from coterie.coordinator.session import Session, slow_in_bfloat16
 from coterie.ids import WorkerId
 from coterie.jobs.model_spec import ModelSpec
 from coterie.profiles.cluster_profile import ClusterProfile, DeviceProfile
@@ -18,3 +25,28 @@ def test_devices_that_are_slow_in_bfloat16_are_named_where_it_is_asked_for():
     (notice,) = slow_in_bfloat16(cluster, spec)
     assert "old-laptop computes bfloat16 at 0.25 times its float32 speed" in notice
     assert slow_in_bfloat16(cluster, ModelSpec(config_json="{}", auto_class="AutoModelForCausalLM")) == ()
+
+
+class Listener(QuietObserver):
+    def __init__(self):
+        self.notices = []
+
+    def notice(self, text):
+        self.notices.append(text)
+
+
+@pytest.mark.parametrize("is_taken", [False, True])
+def test_the_port_that_waiting_workers_dial_is_opened_again_if_it_is_free(job, is_taken):
+    async def test():
+        with socket.create_server(("127.0.0.1", 0)) as other:
+            former = other.getsockname()[1]
+            if not is_taken:
+                other.close()
+            door, observer = Door(), Listener()
+            door.opened(former)
+            session = Session(job, observer, door=door)
+            await session.run(lambda: asyncio.sleep(0))
+            assert (door.port == former) == (not is_taken)
+            assert any("workers need the new join link" in notice for notice in observer.notices) == is_taken
+
+    asyncio.run(test())
