@@ -158,7 +158,7 @@ def test_workers_of_a_killed_coordinator_wait_for_it_and_work_for_the_next_one(t
 
 @pytest.mark.slow
 def test_a_worker_that_was_frozen_is_a_spare_when_it_goes_on(train, wait_until, recorded, children_of):
-    words = ("--local-worker", "name=left", "--local-worker", "name=right", "--heartbeat-timeout-s", 4)
+    words = ("--local-worker", "name=left", "--local-worker", "name=right", "--heartbeat-timeout-s", 10)
     command, output = train(*words, "--max-steps", 900)
     wait_until(lambda: len(recorded(output, "step")) > 5, "training", command)
     frozen = psutil.Process(children_of(command.process.pid)["right"])
