@@ -129,6 +129,7 @@ def test_every_recipe_key_is_used_by_a_program():
     code = "\n".join(path.read_text(encoding="utf-8") for path in SOURCES if "config" not in path.parts)
     # What the recipe's own properties pass on is read under the property's name.
     passed_on = {
+        "train.learning_rate": "train.highest_learning_rate",
         "cluster.local_workers": "cluster.effective_local_workers",
         "cluster.host": "cluster.listen_host",
         "side.gate_temperature": "side.temperature",  # `SideSpec`'s word for it
