@@ -79,6 +79,15 @@ def limit_memory(limit_bytes: int) -> bool:
     return resource.getrlimit(resource.RLIMIT_DATA)[0] == data_bytes
 
 
+def lift_memory_limit() -> None:
+    """Take the limit back as far as the system allows, for the end of a process: to end in order it needs a thread."""
+    if sys.platform == "linux":
+        import resource  # noqa: PLC0415 - does not exist on Windows
+
+        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
+
+
 def private_limit_bytes() -> int | None:
     """The limit on this process's writable private memory, as `limit_memory` or somebody else set it; None: none."""
     if sys.platform != "linux":

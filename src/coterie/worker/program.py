@@ -16,6 +16,7 @@ from coterie.ids import WorkerId
 from coterie.logs import get_logger
 from coterie.measure.absent import Absent
 from coterie.measure.allocator import free_memory, use_one_arena
+from coterie.measure.process_memory import lift_memory_limit
 from coterie.transport.connect import connect
 from coterie.transport.frame import Frame
 from coterie.transport.join_link import JoinLink
@@ -81,6 +82,7 @@ class WorkerProgram:
             while lost is not None:
                 lost = await self._come_back(lost, join, server)
         finally:
+            lift_memory_limit()
             self._watch.close()
             await asyncio.to_thread(self._device.close)
             await self._peers.close()

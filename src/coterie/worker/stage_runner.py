@@ -30,7 +30,7 @@ from coterie.pipeline.optimizer import StageOptimizer
 from coterie.pipeline.throttle import Throttle
 from coterie.schedules import make_schedule
 from coterie.tasks.catalog import get_task
-from coterie.units import format_bytes
+from coterie.units import MIB, format_bytes
 from coterie.worker.network_ports import NetworkPorts
 from coterie.worker.outbox import Outbox
 from coterie.worker.replica_sender import ReplicaSender
@@ -44,6 +44,9 @@ from coterie.worker.trained_state import by_unit, unit_frame
 log = get_logger(__name__)
 
 Job = RunSegment | Generate | SaveState | None
+
+THREAD_ROOM_BYTES = 4 * MIB
+"""A thread's stack, and what it needs before its first line."""
 
 
 class StageRunner:
@@ -135,6 +138,18 @@ class StageRunner:
             name = f"stage {self._assign.stage}"
             self._side = SideForward(stage, self._assign.side.side, ports, name=name, throttle=self._throttle)
         reset_peak()
+        self._start()
+
+    def _start(self) -> None:
+        """Start the compute thread; `Thread.start` would wait for ever for one that cannot allocate its first objects.
+
+        Raises:
+            OutOfMemoryError: There is no room for a thread.
+        """
+        try:
+            bytearray(THREAD_ROOM_BYTES)
+        except MemoryError as error:
+            raise self.out_of_memory(error) from error
         self._thread.start()
 
     def _taker(self, stage: StageModule) -> ReplicaSender | None:

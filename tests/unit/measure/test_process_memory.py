@@ -114,3 +114,15 @@ assert "torch" not in sys.modules
 """
     done = run_python(code)
     assert done.returncode == 0, done.stderr
+
+
+@linux_only
+def test_a_limit_can_be_taken_back_before_the_process_ends() -> None:
+    code = """
+from coterie.measure.process_memory import current_rss_bytes, lift_memory_limit, limit_memory, private_limit_bytes
+assert limit_memory(current_rss_bytes() + (32 << 20))
+assert private_limit_bytes() is not None
+lift_memory_limit()
+print(private_limit_bytes(), len(bytearray(64 << 20)))
+"""
+    assert run_python(code).stdout.split() == ["None", str(64 * MIB)]
