@@ -86,7 +86,7 @@ async def send(folder: Path, carrier: str, frames: int) -> float:
 
 def transfer(carrier: str, size: int, frames: int) -> float:
     """CPU seconds of both ends for a frame."""
-    with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as name:  # noqa: S108
+    with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as name:  # noqa: S108 - memory, not a disk
         folder = Path(name)
         (folder / "memory").write_bytes(bytes(size))
         command = [sys.executable, __file__, "receive", name, carrier, str(frames)]

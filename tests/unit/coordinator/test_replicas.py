@@ -14,7 +14,8 @@ SHAPES = {0: {"embed": (3, 2)}, 2: {"block.a": (2,), "block.b": (1, 2)}}
 def frame(**tensors):
     """Names with `__` for `/`, as they travel."""
     parts = [encode(tensor, name.replace("__", "/").replace("_dot_", "."), "raw") for name, tensor in tensors.items()]
-    return Frame(FrameHeader(kind="replica", tensors=tuple(spec for spec, _ in parts)), tuple(data for _, data in parts))
+    specs, buffers = (tuple(part[side] for part in parts) for side in (0, 1))
+    return Frame(FrameHeader(kind="replica", tensors=specs), buffers)
 
 
 def embedding(value):

@@ -1,5 +1,7 @@
 """How often what is trained is copied."""
 
+from itertools import pairwise
+
 import msgspec
 import pytest
 
@@ -33,7 +35,7 @@ def plan(*edges, step_s=1.0):
             update_s=0.0,
             send_s=0.0,
         )
-        for number, (first, stop) in enumerate(zip(edges, edges[1:], strict=False))
+        for number, (first, stop) in enumerate(pairwise(edges))
     )
     return Plan(
         version=1,
