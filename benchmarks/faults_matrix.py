@@ -105,7 +105,7 @@ class Matrix:
             self._wait(fault, bed, host)
             if run.exit_code:
                 raise RuntimeError(f"the run ended with code {run.exit_code}: {last_words(run.log)}")
-            return run.output, what_happened(run.events, at_s, interrupts=fault.interrupts)
+            return run.output, what_happened(run.events, at_s, host.name)
 
     def _wait(self, fault: Fault, bed: Bed, host: Host) -> None:
         """Until the run ends; the fault is mended meanwhile."""

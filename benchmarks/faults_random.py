@@ -61,7 +61,7 @@ def random_faults(setting: Setting, count: int) -> Outcome:
                 fault.name,
                 host.name,
                 step,
-                _text(what_happened(run.events, at_s, interrupts=fault.interrupts).next_step_s),
+                _text(what_happened(run.events, at_s, host.name).next_step_s),
             )
             for fault, host, step, at_s in struck
         ]

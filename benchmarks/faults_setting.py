@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 
 from made_up import SHAPES, make_data, make_model
 from testbed import Bed, Events, HostSettings, Nursery
+from testbed.events import Record
 from testbed.faults import Fault
 from testbed.host import Host
 
@@ -23,6 +24,10 @@ TAIL_STEPS = 10
 """The last steps, whose mean is a run's final loss."""
 LONGEST_S = 900.0
 POLL_S = 0.02
+SOON_S = 2.0
+"""A fault that the run feels at once makes it pause within this time."""
+LATEST_S = 60.0
+"""What happens later has another cause."""
 NAMES = ("phone", "laptop", "tablet")
 
 
@@ -108,28 +113,36 @@ def strike(fault: Fault, bed: Bed, host: Host) -> float:
     return at_s
 
 
-def what_happened(events: Events, at_s: float, *, interrupts: bool) -> Struck:
+def what_happened(events: Events, at_s: float, worker: str) -> Struck:
     """Read from a run's records what a fault at this time led to.
 
-    Args:
-        events: The run's.
-        at_s: When the fault happened.
-        interrupts: Steps that end after the fault but before the run has noticed it do not count.
+    The next step is the first under the plan that a recovery made, or of a coordinator that was started again. If the
+    run lost nobody, it is the step that ends the longest pause that began by then: a hand-over, or a slow link.
     """
-    later = [record for record in events.look() if record["at_s"] > at_s]
-    before = {record["step"] for record in events.records if record["type"] == "step" and record["at_s"] <= at_s}
-    turning = next((place for place, record in enumerate(later) if record["type"] in ("plan", "start")), None)
-    if interrupts and turning is not None:
-        before |= {record["step"] for record in later[:turning] if record["type"] == "step"}
-        later = later[turning:]
-    steps = [record for record in later if record["type"] == "step"]
-    recoveries = [record for record in events.records if record["type"] == "recovery" and record["at_s"] > at_s]
-    return Struck(
-        at_s=at_s,
-        next_step_s=steps[0]["at_s"] - at_s if steps else None,
-        noticed_s=recoveries[0]["noticed_s"] if recoveries else None,
-        replayed_steps=len(before & {record["step"] for record in steps}),
-    )
+    records = events.look()
+    later = [record for record in records if record["at_s"] > at_s]
+    ends = [at_s, *(record["at_s"] for record in later if record["type"] == "step")]
+    starts = [record["at_s"] for record in later if record["type"] == "start"]
+    recoveries = [record for record in later if record["type"] == "recovery" and record["worker"] == worker]
+    soon = [place for place in range(1, len(ends)) if ends[place - 1] <= at_s + SOON_S]
+    if recoveries and recoveries[0]["at_s"] < at_s + LATEST_S:
+        plan = [record["at_s"] for record in later if record.get("version") == recoveries[0]["plan_version"]]
+        next_s = min((end for end in ends[1:] if end > plan[0]), default=None) if plan else None
+        struck = Struck(at_s=at_s, noticed_s=recoveries[0]["noticed_s"], replayed_steps=recoveries[0]["replayed_steps"])
+    elif starts and starts[0] < at_s + LATEST_S:
+        next_s = min((end for end in ends[1:] if end > starts[0]), default=None)
+        struck = Struck(at_s=at_s, replayed_steps=_replayed(records, starts[0]))
+    else:
+        longest = max(soon, key=lambda place: ends[place] - ends[place - 1], default=None)
+        next_s, struck = None if longest is None else ends[longest], Struck(at_s=at_s)
+    return msgspec.structs.replace(struck, next_step_s=None if next_s is None else next_s - at_s)
+
+
+def _replayed(records: list[Record], start_s: float) -> int:
+    """Steps that were recorded before a start and again after it."""
+    steps = [record for record in records if record["type"] == "step"]
+    before = {record["step"] for record in steps if record["at_s"] < start_s}
+    return len(before & {record["step"] for record in steps if record["at_s"] > start_s})
 
 
 def trained_tensors(run: Path) -> dict[str, torch.Tensor]:

@@ -22,14 +22,12 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
         strike: Lets it happen.
         mend: Ends it; the device then may come back.
         mend_after_s: How long it lasts.
-        interrupts: Whether a stage is gone, so that the run must do without.
     """
 
     name: str
     strike: Callable[[Bed, Host], None]
     mend: Callable[[Bed, Host], None]
     mend_after_s: float
-    interrupts: bool = True
 
 
 def _kill(_: Bed, host: Host) -> None:
@@ -106,10 +104,10 @@ FAULTS = (
     Fault(name="kill -9", strike=_kill, mend=_start_again, mend_after_s=RESTART_S),
     Fault(name="SIGSTOP 60 s", strike=_freeze, mend=_thaw, mend_after_s=FREEZE_S),
     Fault(name="link cut", strike=_cut, mend=_restore, mend_after_s=CUT_S),
-    Fault(name="link at 5 Mbit/s", strike=_slow, mend=_fast, mend_after_s=CUT_S, interrupts=False),
-    Fault(name="memory taken", strike=_take_memory, mend=_give_memory, mend_after_s=CUT_S, interrupts=False),
-    Fault(name="battery low", strike=_empty_battery, mend=_charged, mend_after_s=CUT_S, interrupts=False),
-    Fault(name="clean leave", strike=_leave, mend=_start_again, mend_after_s=CUT_S, interrupts=False),
+    Fault(name="link at 5 Mbit/s", strike=_slow, mend=_fast, mend_after_s=CUT_S),
+    Fault(name="memory taken", strike=_take_memory, mend=_give_memory, mend_after_s=CUT_S),
+    Fault(name="battery low", strike=_empty_battery, mend=_charged, mend_after_s=CUT_S),
+    Fault(name="clean leave", strike=_leave, mend=_start_again, mend_after_s=CUT_S),
     Fault(name="coordinator killed", strike=_kill_coordinator, mend=_nothing, mend_after_s=0.0),
 )
 """In the order of the fault matrix."""
