@@ -1,5 +1,6 @@
 """What the fault benchmarks train: a tiny BERT with random weights, and how a run of it is begun and read."""
 
+import shutil
 import statistics
 import time
 from collections.abc import Iterable
@@ -67,7 +68,8 @@ class Setting:
         ]
 
     def bed(self, name: str) -> Bed:
-        """A test bed in a folder of its own."""
+        """A test bed in a folder of its own; what an earlier one kept there is removed."""
+        shutil.rmtree(self.folder / name, ignore_errors=True)
         return Bed(self.folder / name, nursery=self.nursery, caches=self.folder / "caches")
 
     def close(self) -> None:
