@@ -106,7 +106,7 @@ def export_trained(job: Job, outcome: SideOutcome, folder: Path) -> Path:
         pairs=job.pairs,
     )
     metrics = {f"{found.split} {found.main_metric}": found.main_value for found in outcome.summary.quality}
-    options = SideExportOptions(metrics=metrics)
+    options = SideExportOptions(metrics=metrics, copy_backbone=job.recipe.side.copy_backbone)
     return export_side(job.source, job.spec, trained, job.tokenizer.hf, folder, record=record, options=options)
 
 

@@ -94,6 +94,7 @@ def _check_flags(args: argparse.Namespace) -> None:
 def _chosen(store: "CheckpointStore", args: argparse.Namespace) -> "Checkpoint":
     steps = store.steps()
     if not steps:
+        _refuse_side_run(args.folder)
         raise CheckpointError(f"{args.folder} holds no checkpoints", hint=FOLDER_HINT)
     if args.step is not None and args.step not in steps:
         raise CheckpointError(
@@ -103,6 +104,24 @@ def _chosen(store: "CheckpointStore", args: argparse.Namespace) -> "Checkpoint":
     checkpoint = store.latest() if args.step is None else store.open(args.step)
     assert checkpoint is not None, "there are steps, and damage raises"
     return checkpoint
+
+
+def _refuse_side_run(folder: Path) -> None:
+    """A side-tuning run has its parameters on the server until it ends, and a model folder from then on."""
+    from coterie.coordinator.side_record import SIDE_RUN  # noqa: PLC0415 - only where it is needed
+
+    if not (folder / SIDE_RUN).exists():
+        return
+    model = folder / "model"
+    if model.exists():
+        raise CheckpointError(
+            f"{folder} is a side-tuning run: its side network is in {model} already",
+            hint="use that folder as it is; --copy-backbone on `coterie train` puts the frozen model into it, too",
+        )
+    raise CheckpointError(
+        f"{folder} is a side-tuning run that has not ended: what is trained is on its server",
+        hint="`coterie train --resume` goes on and fetches it",
+    )
 
 
 def _default_name(args: argparse.Namespace) -> str:

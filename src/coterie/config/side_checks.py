@@ -17,7 +17,7 @@ def side_contradictions(recipe: Recipe) -> Iterator[Contradiction]:
         yield from _without_side(recipe)
         return
     yield from _model_and_data(recipe)
-    yield from _server(recipe.cluster)
+    yield from _server(recipe.cluster, resumes=recipe.run.resume)
     yield from _cache(recipe.side, recipe.cluster)
 
 
@@ -65,7 +65,8 @@ def _model_and_data(recipe: Recipe) -> Iterator[Contradiction]:
         )
 
 
-def _server(cluster: ClusterSection) -> Iterator[Contradiction]:
+def _server(cluster: ClusterSection, *, resumes: bool) -> Iterator[Contradiction]:
+    """A run that is resumed may have everything collected, and need the server alone."""
     servers = _servers(cluster.local_workers)
     if len(servers) > 1:
         yield Contradiction(
@@ -74,7 +75,7 @@ def _server(cluster: ClusterSection) -> Iterator[Contradiction]:
     if not cluster.has_workers:
         return
     expected = cluster.workers_expected
-    if expected < 2:
+    if expected < 2 and not resumes:
         yield Contradiction(
             key="cluster.workers" if cluster.workers is not None else "cluster.local_workers",
             text=f"makes {counted(expected, 'worker')}, and side-tuning needs a server and a device",

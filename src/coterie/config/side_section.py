@@ -73,6 +73,11 @@ class SideSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         float, Meta(gt=0, description="How long a server goes on alone at most before it keeps its state and ends.")
     ] = 24.0
 
+    copy_backbone: Annotated[
+        bool,
+        Meta(description="Copy the frozen model into the exported folder; otherwise the folder says where it is."),
+    ] = False
+
     @property
     def quota_bytes(self) -> int | None:
         """The most that the cache may take, in bytes; None without a limit."""

@@ -53,10 +53,11 @@ def summary_line(summary: SummaryRecord) -> str:
     fullest = max((device.measured_peak_bytes for device in summary.devices), default=0)
     output = f", model in {summary.output}" if summary.output else ""
     done = f"{summary.steps:,} {'step' if summary.steps == 1 else 'steps'}{_resumed(summary)}"
+    peak = summary.one_device_peak_bytes
+    alone = f" (one device alone {format_bytes(peak)})" if peak else ""
     return (
         f"{done} on {counted(len(summary.devices), 'device')} in {format_seconds(summary.seconds)}: "
-        f"{loss}{quality}, fullest device {format_bytes(fullest)} (one device alone "
-        f"{format_bytes(summary.one_device_peak_bytes)}){output}"
+        f"{loss}{quality}, fullest device {format_bytes(fullest)}{alone}{output}"
     )
 
 
@@ -140,9 +141,10 @@ def _devices(summary: SummaryRecord) -> "Table":
             _change(device.measured_peak_bytes, summary.one_device_peak_bytes),
             f"{device.utilization:.0%}",
         )
-    table.add_section()
-    one = format_bytes(summary.one_device_peak_bytes)
-    table.add_row("one device", "everything, whole batch", one, "", "", "", "", "", style="dim")
+    if summary.one_device_peak_bytes:
+        table.add_section()
+        one = format_bytes(summary.one_device_peak_bytes)
+        table.add_row("one device", "everything, whole batch", one, "", "", "", "", "", style="dim")
     return table
 
 

@@ -54,6 +54,7 @@ def test_what_makes_no_sense_is_refused_with_the_reason(options, words):
         {"local_workers": [DEVICE], "workers": 2},
         {"local_workers": [SERVER], "workers": 3, "cache_quota": "2GiB"},
         {"leave_after_collect": True, "workers": 2},
+        {"workers": 1, "resume": True},
     ],
 )
 def test_a_server_and_devices_may_be_here_or_elsewhere(options):
