@@ -11,6 +11,7 @@ from coterie.errors import BackendError, CoterieError, NetworkError, OutOfMemory
 from coterie.ids import WorkerId
 from coterie.logs import get_logger
 from coterie.measure.allocator import free_memory
+from coterie.models.anatomy import describe
 from coterie.transport.frame import Frame
 from coterie.transport.stream_link import StreamLink
 from coterie.worker.holdings import Holdings
@@ -122,6 +123,8 @@ class Seating:
             self.version = assign.plan.version
             had_stage = await self._give_up()
             self._intake.forget()
+            # The first look at a model imports its library: many seconds on a slow device, in which the loop must beat.
+            await asyncio.to_thread(describe, assign.spec)
             lacking = self._holdings.lacking(assign.held_units)
             has_let_go = self._holdings.keep_only(assign.spec, set(assign.held_units) & own_units(assign))
             if had_stage or has_let_go:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import threading
 
 import pytest
 import torch
@@ -505,6 +506,30 @@ def test_memory_that_runs_out_ends_the_stage_and_not_the_worker(monkeypatch):
             await one.run((1, 2))
             assert (await one.saved(2)).equals(expected)
 
+    asyncio.run(work())
+
+
+def test_a_worker_gives_signs_of_life_while_it_looks_at_a_model_for_the_first_time(monkeypatch):
+    looking, loop_ran = threading.Event(), threading.Event()
+
+    def look(spec):
+        looking.set()
+        assert loop_ran.wait(10), "the event loop stood still meanwhile"
+        return describe(spec)
+
+    async def beat():
+        while not looking.is_set():
+            await asyncio.sleep(0.001)
+        loop_ran.set()
+
+    async def work():
+        spec = make_spec()
+        async with cluster(spec) as devices:
+            beating = asyncio.create_task(beat())
+            await devices.assign(make_plan(1, 2))
+            await beating
+
+    monkeypatch.setattr("coterie.worker.seating.describe", look)
     asyncio.run(work())
 
 
