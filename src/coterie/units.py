@@ -107,3 +107,16 @@ def format_rate(bytes_per_s: float) -> str:
 def counted(number: int, singular: str, plural: str = "") -> str:
     """A number with its noun: `1 stage`, `2 stages`; `plural` where an s is not enough."""
     return f"{number} {singular if number == 1 else plural or singular + 's'}"
+
+
+def name_units(first_unit: int, stop_unit: int, units: int) -> str:
+    """A stage's units in words: `embedding, blocks 0-3`, `block 4`, `blocks 5-11, output layer`."""
+    names = ["embedding"] if first_unit == 0 else []
+    first_block, last_block = max(first_unit, 1) - 1, min(stop_unit, units - 1) - 2
+    if first_block == last_block:
+        names.append(f"block {first_block}")
+    elif first_block < last_block:
+        names.append(f"blocks {first_block}-{last_block}")
+    if stop_unit == units and units > 1:
+        names.append("output layer")
+    return ", ".join(names)

@@ -1,6 +1,6 @@
 import pytest
 
-from coterie.units import counted, format_joules, format_rate, parse_memory, parse_rate, parse_seconds
+from coterie.units import counted, format_joules, format_rate, name_units, parse_memory, parse_rate, parse_seconds
 
 
 @pytest.mark.parametrize(
@@ -68,3 +68,19 @@ def test_a_memory_without_a_unit_is_no_handful_of_bytes() -> None:
 )
 def test_energy_is_shown_as_batteries_are_sold_when_it_is_much(joules: float, text: str) -> None:
     assert format_joules(joules) == text
+
+
+@pytest.mark.parametrize(
+    ("first", "stop", "words"),
+    [
+        (0, 1, "embedding"),
+        (0, 3, "embedding, blocks 0-1"),
+        (1, 2, "block 0"),
+        (2, 7, "blocks 1-5"),
+        (6, 8, "block 5, output layer"),
+        (7, 8, "output layer"),
+        (0, 8, "embedding, blocks 0-5, output layer"),
+    ],
+)
+def test_units_are_named_as_people_count_blocks(first, stop, words):
+    assert name_units(first, stop, 8) == words

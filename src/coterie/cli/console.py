@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Self
 from coterie.metrics.progress import DeviceLine, ProgressDisplay
 from coterie.metrics.records import AnyRecord
 from coterie.metrics.rows_display import RowsDisplay
-from coterie.units import counted, format_seconds
+from coterie.units import counted, format_seconds, name_units
 
 if TYPE_CHECKING:
     from coterie.planner.plan import Plan
@@ -44,8 +44,6 @@ class ConsoleObserver:
 
     def planned(self, plan: "Plan", explanation: str, steps: int) -> None:
         """Print the plan and begin the live display."""
-        from coterie.planner.explain import name_units  # noqa: PLC0415 - loads numpy; there is a plan, so it is loaded
-
         self.notice("")
         self.notice(explanation)
         # Of a side-tuning run the plan says how long devices take for a batch; most steps are the server's alone.

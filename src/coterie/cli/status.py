@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from coterie.cli.formatting import aligned, print_json
 from coterie.cli.parser import Parser
 from coterie.cli.which_run import add_run_flags, control_from
-from coterie.units import format_bytes, format_seconds
+from coterie.units import format_bytes, format_seconds, name_units
 
 if TYPE_CHECKING:
     from coterie.coordinator.run_control import RunControl
@@ -52,8 +52,6 @@ def run(args: argparse.Namespace) -> int:
 
 def status_text(status: "RunStatus") -> str:
     """A run for people: what it is, how far it is, its devices, and what was last said of it."""
-    from coterie.planner.explain import name_units  # noqa: PLC0415 - loads numpy
-
     rows = [("device", "stage", "holds", "busy", "memory", "power", "link to the next")]
     for device in status.devices:
         is_placed = device.stage is not None

@@ -27,8 +27,8 @@ from coterie.metrics.records import (
     SummaryRecord,
     WorkerStep,
 )
-from coterie.planner import name_units
 from coterie.planner.plan import Plan, StageAssignment
+from coterie.units import name_units
 
 LAST_STEPS = 10
 """So many say how fast a run is now."""

@@ -67,7 +67,8 @@ class Members(Inbox):
         seats: How many workers of each role there is room for; a role that is not named has none.
 
     Attributes:
-        on_joined: Told of each worker that comes in once the run has begun.
+        on_met: Told of each worker that comes in before the run begins.
+        on_joined: Told of each that comes in later.
         on_left: Told of each worker without a stage that goes, and before the run begins of any.
         on_wish: Told of what a worker asks for.
     """
@@ -97,6 +98,7 @@ class Members(Inbox):
         self._needed: frozenset[WorkerId] = frozenset()
         self._former: set[WorkerId] = set()
         self.by_id: dict[WorkerId, Member] = {}
+        self.on_met: Callable[[Member], None] = lambda _member: None
         self.on_joined: Callable[[Member], None] = lambda _member: None
         self.on_wish: Callable[[Member, Leaving | MemoryLow], None] = lambda _member, _wish: None
         self.on_heartbeat: Callable[[Member], None] = lambda _member: None
@@ -185,8 +187,7 @@ class Members(Inbox):
                     rejoin_s=self._rejoin_s,
                 )
             )
-            if not self._gathering:
-                self.on_joined(member)
+            (self.on_met if self._gathering else self.on_joined)(member)
             while True:
                 frame = await member.link.receive()
                 if member.is_gone and self.survives:

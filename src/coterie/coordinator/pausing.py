@@ -16,10 +16,12 @@ class Pausable(Protocol):
 class Pause:
     """Whether a run is to rest, and whether it does. Used from the event loop's thread only.
 
-    `on_change` is called after each change of `is_asked`: whoever waits for workers' words looks again.
+    `on_rest` is told when a rest begins and when it is over. `on_change` is called after each change of `is_asked`:
+    whoever waits for workers' words looks again.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, on_rest: Callable[[bool], None] = lambda _resting: None) -> None:
+        self._on_rest = on_rest
         self._refusal = "it has not begun to train"
         self._advice = "ask again when it trains; `coterie status` tells"
         self._asked = False
@@ -41,6 +43,8 @@ class Pause:
 
         def note(is_idle: bool) -> None:  # noqa: FBT001 - the loop's callback
             rested, self.is_resting = self.is_resting, is_idle
+            if rested != is_idle:
+                self._on_rest(is_idle)
             if rested and not is_idle:
                 on_rested()
 

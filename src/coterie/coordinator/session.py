@@ -40,6 +40,7 @@ from coterie.transport.discovery import announced
 from coterie.transport.join_link import JoinLink
 from coterie.transport.listening import check_port
 from coterie.transport.server import FrameServer
+from coterie.units import counted
 
 _T = TypeVar("_T")
 
@@ -67,13 +68,14 @@ class Session:
         self.members.on_left = lambda member, error: observer.notice(
             f"{member.hello.name} left before the run began, its place is free again: {error.message}"
         )
+        self.members.on_met = self._met
         self._app = front_page()
         answer_pairings(self._app, self.door)
         self._announcing = contextlib.AsyncExitStack()
         self._server = FrameServer(self.members.admit, app=self._app, identity=self.door.certificate)
         self._loop: asyncio.AbstractEventLoop | None = None
         self.stop = StopRequests()
-        self.pausing = Pause()
+        self.pausing = Pause(self._rests)
         self._peer_token = secrets.token_urlsafe(16)
         self.deaths: dict[str, CoterieError] = {}
         """By name how processes of workers ended, in a run that goes on without them."""
@@ -179,7 +181,17 @@ class Session:
         if self._cluster.announce:
             await self._announce(join)
         self._observer.notice(f"waiting for {wanted} worker{'s' if wanted > 1 else ''}")
-        self._acquaintances.met(await self.members.wait_for(wanted, self._cluster.join_timeout_s))
+        await self.members.wait_for(wanted, self._cluster.join_timeout_s)
+
+    def _met(self, member: Member) -> None:
+        """A worker is here before the run begins. The run's own need no word: nobody waits for their owners."""
+        self._acquaintances.met([member])
+        if not member.is_owner:
+            wanted = counted(self._cluster.workers_expected, "worker")
+            self._observer.notice(f"{member.hello.name} has joined, {len(self.members.by_id)} of {wanted}")
+
+    def _rests(self, is_resting: bool) -> None:  # noqa: FBT001 - a callback's only argument
+        self._observer.notice("paused: `coterie continue` goes on" if is_resting else "the pause is over")
 
     async def _announce(self, join: JoinLink) -> None:
         """Let workers in this network find the run until it ends; without a network they need the link."""

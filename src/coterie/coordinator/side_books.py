@@ -25,8 +25,8 @@ from coterie.metrics.records import (
     SummaryRecord,
     WorkerStep,
 )
-from coterie.planner import name_units
 from coterie.planner.plan import Plan
+from coterie.units import name_units
 
 
 class _Device:

@@ -15,7 +15,7 @@ from coterie.metrics.records import (
     StartRecord,
     StepRecord,
 )
-from coterie.units import format_bytes, format_seconds
+from coterie.units import format_bytes, format_seconds, name_units
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -96,8 +96,7 @@ class RunState:
         before, self.devices = self.devices, {}
         for stage in plan.stages:
             line = before.get(stage.worker) or DeviceLine(stage.worker, stage.device_name, stage.memory_limit, "")
-            last = stage.stop_unit - 1
-            line.units = f"layer {last}" if stage.first_unit == last else f"layers {stage.first_unit}-{last}"
+            line.units = name_units(stage.first_unit, stage.stop_unit, plan.units)
             line.limit_bytes = stage.memory_limit
             self.devices[stage.worker] = line
 

@@ -3,7 +3,7 @@
 from coterie.planner.plan import Plan, StageAssignment
 from coterie.planner.problem import Problem
 from coterie.planner.request import PlanRequest
-from coterie.units import counted, format_bytes, format_rate, format_seconds
+from coterie.units import counted, format_bytes, format_rate, format_seconds, name_units
 
 Row = dict[str, str | int | float | bool | None]
 
@@ -41,19 +41,6 @@ def plan_table(plan: Plan) -> list[Row]:
         }
         for stage in plan.stages
     ]
-
-
-def name_units(first_unit: int, stop_unit: int, units: int) -> str:
-    """A stage's units in words: `embedding, blocks 0-3`, `block 4`, `blocks 5-11, output layer`."""
-    names = ["embedding"] if first_unit == 0 else []
-    first_block, last_block = max(first_unit, 1) - 1, min(stop_unit, units - 1) - 2
-    if first_block == last_block:
-        names.append(f"block {first_block}")
-    elif first_block < last_block:
-        names.append(f"blocks {first_block}-{last_block}")
-    if stop_unit == units and units > 1:
-        names.append("output layer")
-    return ", ".join(names)
 
 
 def explain(plan: Plan, request: PlanRequest) -> str:

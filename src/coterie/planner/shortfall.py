@@ -6,14 +6,13 @@ import msgspec
 
 from coterie.errors import DoesNotFitError
 from coterie.planner.choose import micro_batch_counts
-from coterie.planner.explain import name_units
 from coterie.planner.problem import Problem
 from coterie.planner.reach import MemoryReach
 from coterie.planner.request import PlanRequest
 from coterie.planner.search import Candidate, TimeSearch, fastest_of
 from coterie.planner.tables import Tables, memory_limits
 from coterie.profiles.model_profile import AffineBytes, LayerProfile, ModelProfile
-from coterie.units import MIB, counted, format_bytes
+from coterie.units import MIB, counted, format_bytes, name_units
 
 ADAPTER_SHARE = 100
 """LoRA of rank 8 trains about a hundredth of a block's parameters or less."""

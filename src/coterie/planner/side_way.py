@@ -15,7 +15,6 @@ import msgspec
 from coterie.errors import DoesNotFitError
 from coterie.ids import WorkerId
 from coterie.planner.decide import make_plan
-from coterie.planner.explain import name_units
 from coterie.planner.exposure import exposed_by_stages, exposed_to_server
 from coterie.planner.plan import Plan, StageAssignment
 from coterie.planner.problem import CODEC_SIZE, Problem
@@ -23,7 +22,7 @@ from coterie.planner.side_bytes import Backbone, cache_bytes, side_network_bytes
 from coterie.planner.side_memory import hidden_width, server_memory, server_shortage, with_unsent, without_output_layer
 from coterie.planner.way import Span, Way, WayName, WaysRequest
 from coterie.planner.way_ledger import INPUT_BYTES, LABEL_BYTES, Ledger, among
-from coterie.units import format_bytes
+from coterie.units import format_bytes, name_units
 
 _FLOAT32_BYTES = 4
 STEP_OPERATIONS_PER_TAP = 64e6

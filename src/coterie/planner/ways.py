@@ -10,7 +10,6 @@ from itertools import pairwise
 from coterie.errors import DoesNotFitError, RecipeError
 from coterie.ids import WorkerId
 from coterie.planner.decide import make_plan
-from coterie.planner.explain import name_units
 from coterie.planner.exposure import exposed_by_stages, exposed_to_nobody
 from coterie.planner.plan import Plan
 from coterie.planner.problem import CODEC_SIZE, Problem
@@ -19,6 +18,7 @@ from coterie.planner.side_way import side_way
 from coterie.planner.way import Span, Way, WayName, WaysRequest
 from coterie.planner.way_ledger import INPUT_BYTES, LABEL_BYTES, Ledger, among
 from coterie.profiles.model_profile import ModelProfile
+from coterie.units import name_units
 
 
 def compare_ways(request: WaysRequest) -> tuple[Way, ...]:

@@ -23,9 +23,9 @@ from coterie.errors import CoterieError, ProtocolError
 from coterie.ids import COORDINATOR, WorkerId
 from coterie.logs import get_logger
 from coterie.models.anatomy import describe
-from coterie.planner.explain import name_units
 from coterie.tensors.codecs import decode
 from coterie.transport.frame import Frame
+from coterie.units import name_units
 from coterie.worker.holdings import Holdings, trained_names, wanted_names
 from coterie.worker.mailbox import Mailbox
 from coterie.worker.network_ports import NORM_TOTAL, Place

@@ -106,6 +106,15 @@ def test_a_pause_is_asked_for_takes_effect_and_ends(desk):
     assert heard == [True, False, "rested"]
 
 
+def test_the_terminal_of_a_run_says_when_it_rests_and_when_it_goes_on():
+    told = []
+    pause, loop = Pause(told.append), Loop()
+    pause.steer(loop, lambda: None, on_rested=lambda: None)
+    for is_idle in (False, True, True, False, False):
+        loop.on_idle(is_idle)
+    assert told == [True, False]
+
+
 def test_a_loop_that_takes_the_place_of_another_in_a_pause_rests_too():
     pause, first, second = Pause(), Loop(), Loop()
     pause.steer(first, lambda: None, on_rested=lambda: None)

@@ -120,6 +120,20 @@ def test_waiting_in_vain_says_how_many_came(at_table):
     at_table(test)
 
 
+def test_each_worker_is_told_of_as_it_comes_in_and_after_the_beginning_as_one_that_joins_a_run(at_table):
+    async def test(table):
+        met, joined = [], []
+        table.members.on_met, table.members.on_joined = met.append, joined.append
+        await table.join("a")
+        await table.until(lambda: [member.hello.name for member in met] == ["a"])
+        await table.members.wait_for(1, 1.0)
+        await table.join("b")
+        await table.until(lambda: [member.hello.name for member in joined] == ["b"])
+        assert len(met) == 1
+
+    at_table(test, seats=2)
+
+
 def test_what_fails_outside_ends_the_waiting(at_table):
     async def test(table):
         table.members.post(StorageError("no room"))

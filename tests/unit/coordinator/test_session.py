@@ -2,7 +2,9 @@
 
 import asyncio
 import socket
+from types import SimpleNamespace
 
+import msgspec
 import pytest
 
 from coterie.api.quiet import QuietObserver
@@ -33,6 +35,20 @@ class Listener(QuietObserver):
 
     def notice(self, text):
         self.notices.append(text)
+
+
+def test_each_device_that_joins_is_named_with_how_many_are_here_and_the_runs_own_workers_are_not(job):
+    def joined(name, *, is_owner):
+        member = SimpleNamespace(hello=SimpleNamespace(name=name, identity=""), is_owner=is_owner)
+        session.members.by_id[WorkerId(name)] = member
+        session.members.on_met(member)
+
+    observer = Listener()
+    session = Session(job, observer, door=Door())
+    session._cluster = msgspec.structs.replace(session._cluster, workers=3)
+    joined("local-1", is_owner=True)
+    joined("phone", is_owner=False)
+    assert observer.notices == ["phone has joined, 2 of 3 workers"]
 
 
 @pytest.mark.parametrize("is_taken", [False, True])

@@ -8,7 +8,17 @@ from rich.console import Console
 
 from coterie.clock import FakeClock
 from coterie.metrics.progress import DeviceLine, ProgressDisplay, RunState, _render
-from coterie.metrics.records import EvaluationRecord, FaultRecord, MemoryRecord, StartRecord, StepRecord, WorkerStep
+from coterie.metrics.records import (
+    EvaluationRecord,
+    FaultRecord,
+    MemoryRecord,
+    PlanRecord,
+    StageMemory,
+    StageRecord,
+    StartRecord,
+    StepRecord,
+    WorkerStep,
+)
 
 
 def step(number: int, *, seconds: float = 0.5, utilization: float = 0.8, loss: float | None = 1.25) -> StepRecord:
@@ -65,6 +75,35 @@ def test_heartbeats_update_memory_and_strangers_are_ignored():
     state.take(MemoryRecord(worker="a", memory_bytes=599 << 20, limit_bytes=600 << 20))
     state.take(MemoryRecord(worker="stranger", memory_bytes=1, limit_bytes=1))
     assert state.devices["a"].fullness == pytest.approx(599 / 600)
+
+
+def test_layers_that_have_moved_are_named_as_before():
+    memory = StageMemory(base=0, weights=0, gradients=0, optimizer=0, weight_versions=0, activations=0, transient=0,
+        buffers=0, total=0)  # fmt: skip
+    stages = tuple(
+        StageRecord(
+            stage=number,
+            worker=worker,
+            device_name=worker,
+            first_unit=first,
+            stop_unit=stop,
+            in_flight=1,
+            recompute=False,
+            allocator="default",
+            send_codec="fp32",
+            memory=memory,
+            memory_limit=9,
+            forward_s=0,
+            backward_s=0,
+            update_s=0,
+            send_s=0,
+        )
+        for number, (worker, first, stop) in enumerate((("a", 0, 5), ("b", 5, 6)))
+    )
+    state = RunState(10, (device(),))
+    state.take(PlanRecord(version=2, schedule="flush", objective="time", batch_rows=8, micro_batches=4, units=6,
+        stages=stages, left_out=(), predicted_step_s=1, one_device_step_s=1, one_device_peak=1))  # fmt: skip
+    assert [line.units for line in state.devices.values()] == ["embedding, blocks 0-3", "output layer"]
 
 
 def test_a_device_without_a_limit_and_a_loss_that_is_not_finite_are_shown():

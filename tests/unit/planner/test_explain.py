@@ -2,25 +2,8 @@
 
 import json
 
-import pytest
-
-from coterie.planner import PlanRequest, explain, make_plan, name_units, plan_table
-
-
-@pytest.mark.parametrize(
-    ("first", "stop", "words"),
-    [
-        (0, 1, "embedding"),
-        (0, 3, "embedding, blocks 0-1"),
-        (1, 2, "block 0"),
-        (2, 7, "blocks 1-5"),
-        (6, 8, "block 5, output layer"),
-        (7, 8, "output layer"),
-        (0, 8, "embedding, blocks 0-5, output layer"),
-    ],
-)
-def test_units_are_named_as_people_count_blocks(first, stop, words):
-    assert name_units(first, stop, 8) == words
+from coterie.planner import PlanRequest, explain, make_plan, plan_table
+from coterie.units import name_units
 
 
 def test_the_text_says_who_does_what_and_why(make_model, make_cluster):
