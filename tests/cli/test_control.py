@@ -173,6 +173,7 @@ def test_a_stop_makes_a_checkpoint_and_says_how_to_go_on(told, answer, going):
     code, out, _ = told("status", going.folder, "--watch")
     assert code == 0
     assert out.startswith("stopped: ")
+    assert out.endswith(f"\n`coterie train {recipe} --resume` goes on from the checkpoint of step {status.step}\n\n")
 
 
 def test_where_no_run_is_every_verb_says_so(told, tmp_path):

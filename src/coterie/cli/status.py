@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 WATCH_S = 2.0
 
+_SOURCES = {"model": "assumed"}
+"""Where a power draw comes from, in the words of the summary, if they are others than in the records."""
+
 
 def add_parser(verbs: "argparse._SubParsersAction[Parser]") -> Parser:
     """Register the verb."""
@@ -46,8 +49,18 @@ def run(args: argparse.Namespace) -> int:
         _watch(control, as_json=args.json)
         return 0
     status = control.status()
-    print_json(status) if args.json else print(status_text(status))
+    print_json(status) if args.json else print(status_text(status) + _advice(control, status))
     return 0
+
+
+def _advice(control: "RunControl", status: "RunStatus") -> str:
+    """How a run goes on that has ended before its last step, if it is one of this machine."""
+    if control.folder is None or not status.has_ended:
+        return ""
+    from coterie.coordinator.run_control import next_step  # noqa: PLC0415 - see cli.main
+
+    advice = next_step(status, control.folder)
+    return f"\n\n{advice}" if advice else ""
 
 
 def status_text(status: "RunStatus") -> str:
@@ -112,10 +125,9 @@ def _power(device: "DeviceStatus") -> str:
         parts.append(f"battery {device.battery:.0%}")
     if device.on_power is not None:
         parts.append("plugged in" if device.on_power else "on battery")
+    source = device.watts_source
     if device.watts is not None:
-        parts.append(
-            f"{device.watts:.1f} W ({device.watts_source})" if device.watts_source else f"{device.watts:.1f} W"
-        )
+        parts.append(f"{device.watts:.1f} W ({_SOURCES.get(source, source)})" if source else f"{device.watts:.1f} W")
     if device.celsius is not None:
         parts.append(f"{device.celsius:.0f} °C")
     return ", ".join(parts)
@@ -135,7 +147,7 @@ def _watch(control: "RunControl", *, as_json: bool) -> None:
 def _print_again_and_again(control: "RunControl", *, as_json: bool) -> None:
     while True:
         status = control.status()
-        print_json(status) if as_json else print(f"{status_text(status)}\n")
+        print_json(status) if as_json else print(f"{status_text(status)}{_advice(control, status)}\n")
         sys.stdout.flush()
         if status.has_ended:
             return
@@ -150,7 +162,9 @@ def _redraw(control: "RunControl") -> None:
     with Live(console=Console(), auto_refresh=False) as live:
         while True:
             status = control.status()
-            live.update(Text(status_text(status), no_wrap=True, overflow="ellipsis"), refresh=True)
+            live.update(
+                Text(status_text(status) + _advice(control, status), no_wrap=True, overflow="ellipsis"), refresh=True
+            )
             if status.has_ended:
                 return
             time.sleep(WATCH_S)

@@ -34,7 +34,7 @@ def print_summary(summary: SummaryRecord, *, stream: TextIO | None = None) -> No
     console.print(_speed(summary) if summary.side is None else _side(summary, summary.side))
     if note := speed_note(summary):
         console.print(note, markup=False)
-    for line in (*backend_lines(summary), *change_lines(summary), *energy_lines(summary)):
+    for line in (*backend_lines(summary), *change_lines(summary)):
         console.print(line, markup=False)
     if line := energy_line(summary):
         console.print(line, markup=False)
@@ -105,15 +105,6 @@ def change_lines(summary: SummaryRecord) -> list[str]:
     """What became of devices that were lost, and which layers were moved and why."""
     moved = [record.line for record in summary.rebalances if record.worth]
     return [record.line for record in summary.recoveries] + moved
-
-
-def energy_lines(summary: SummaryRecord) -> list[str]:
-    """What each device has drawn, and where the figure comes from."""
-    lines = []
-    for record in summary.energy:
-        battery = "" if record.battery is None else f", battery at {record.battery:.0%}"
-        lines.append(f"{record.device_name}: {record.joules:,.0f} J ({record.source}){battery}")
-    return lines
 
 
 def _resumed(summary: SummaryRecord) -> str:

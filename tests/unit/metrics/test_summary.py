@@ -104,3 +104,4 @@ def test_energy_is_shown_with_who_measured_it(summary):
     out = io.StringIO()
     print_summary(changed, stream=out)
     assert "phone 1.5 kJ" in out.getvalue()
+    assert "1,500 J" not in out.getvalue(), "told once"
