@@ -87,6 +87,7 @@ def test_a_resumed_additive_run_needs_no_device_for_what_was_collected(tmp_path,
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # three starts of three processes each
 def test_device_server_and_both_may_be_killed(
     tmp_path, model, data, commands, wait_until, recorded, children_of, unharmed
 ):
