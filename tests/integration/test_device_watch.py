@@ -79,6 +79,7 @@ def test_a_battery_that_would_not_last_has_its_layers_moved_before_and_leaves_in
     (middle,) = unplugged
     (left,) = of(watcher, MembershipRecord)
     assert (left.worker, left.change) == (middle, "left")
+    assert any(line.startswith("released, the run goes on without this device: its battery") for line in watcher.said)
     (moved,) = of(watcher, RebalanceRecord)
     assert moved.cause == "battery"
     assert middle in moved.reason

@@ -317,10 +317,7 @@ class Heartbeat(Message, frozen=True, kw_only=True):
 
 
 class Failed(Message, frozen=True, kw_only=True):
-    """Something went wrong here: an error of `coterie.errors` by its slug. The sender ends.
-
-    `step` and `micro_batch` say where, for a loss that is not finite; -1 if that is not known.
-    """
+    """The sender ends with this error, named by its slug; where a loss is not finite (-1: it is not about that)."""
 
     slug: str
     message: str
@@ -330,9 +327,10 @@ class Failed(Message, frozen=True, kw_only=True):
 
 
 class Stop(Message, frozen=True, kw_only=True):
-    """The run is over for this worker."""
+    """The run is over for this worker, or with `goes_on` it was released and the run goes on without it."""
 
     reason: str = ""
+    goes_on: bool = False
 
 
 class Goodbye(Message, frozen=True, kw_only=True):

@@ -198,7 +198,7 @@ class SideRun:
         self._devices_may_leave = True
         members = self.session.members
         for member in members.with_role("device"):
-            await members.release(member, Stop(reason="everything is collected"))
+            await members.release(member, Stop(reason="everything is collected", goes_on=True))
 
     # ---- both
 

@@ -232,7 +232,7 @@ class Supervisor(Stages):
         self._held.pop(worker, None)
         if member is not None:
             self.note_membership(member, "left", reason)
-            await self._members.release(member, Stop(reason=reason))
+            await self._members.release(member, Stop(reason=reason, goes_on=True))
 
     # ---- what is written down
 

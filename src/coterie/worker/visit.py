@@ -196,8 +196,9 @@ class Visit:
             case MeasureLinks():
                 self._peers.expect(message.run, message.peer_token)
                 self._spawn(self._measure_links(message))
-            case Stop(reason=reason):
-                self._say(f"the run is over{f': {reason}' if reason else ''}")
+            case Stop(reason=reason, goes_on=goes_on):
+                what = "released, the run goes on without this device" if goes_on else "the run is over"
+                self._say(f"{what}{f': {reason}' if reason else ''}")
                 if isinstance(self._seating.trouble, OutOfMemoryError):
                     self._fail(self._seating.trouble)
                 elif self._server is None or not self._server.is_alone:

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coterie.cluster import fault_messages, messages, side_messages
+from coterie.cluster import fault_messages, messages, shard_messages, side_messages
 from coterie.cluster.messages import AnyMessage, Heartbeat, NormPart, StepDone, Stop, control, pack, unpack
 from coterie.errors import ProtocolError
 from coterie.ids import WorkerId
@@ -19,7 +19,8 @@ def test_a_message_survives_the_wire():
 def test_every_message_class_is_part_of_the_union():
     classes = {
         value
-        for value in (*vars(messages).values(), *vars(side_messages).values(), *vars(fault_messages).values())
+        for module in (messages, side_messages, fault_messages, shard_messages)
+        for value in vars(module).values()
         if isinstance(value, type) and issubclass(value, messages.Message) and value is not messages.Message
     }
     assert classes == set(AnyMessage.__args__)
