@@ -74,7 +74,7 @@ class Course:
         """Get as far as a boundary, and do what is due there; False if something came between."""
         supervisor = self._supervisor
         try:
-            if self._watch.is_due:
+            while self._watch.is_due:
                 await self._watch.settle()
             if supervisor.step < point:
                 self._books.training_begins()

@@ -1,14 +1,16 @@
 """Facts about who has joined: each device measured in turn, then each link, so that nobody disturbs a measurement."""
 
+import asyncio
+import contextlib
 from typing import TypeVar
 
 from coterie.cluster.message import Message
 from coterie.cluster.messages import LinksMeasured, MeasureLinks, PeerAddress, Profiled, ProfileRequest
 from coterie.coordinator.kept import TAKES, kept_note
-from coterie.coordinator.member import Member
+from coterie.coordinator.member import ANSWER_POLL_S, Member
 from coterie.coordinator.members import Members
 from coterie.coordinator.observer import RunObserver
-from coterie.errors import ProtocolError
+from coterie.errors import ProtocolError, WorkerLostError
 from coterie.profiles.cluster_profile import ClusterProfile, DeviceProfile, LinkProfile
 
 _Answer = TypeVar("_Answer", bound=Message)
@@ -55,18 +57,26 @@ async def measure_newcomer(members: Members, member: Member, request: ProfileReq
     device = (await _aside(member, Profiled)).profile
     others = [other for other in members.by_id.values() if other is not member]
     for other in others:  # one that was alone has not been told yet whom to let in
-        await other.send(MeasureLinks(run=members.run, peers=(), peer_token=token))
+        with contextlib.suppress(WorkerLostError):  # its loss is no reason to do without the newcomer
+            await other.send(MeasureLinks(run=members.run, peers=(), peer_token=token))
     peers = tuple(_address(other) for other in others)
     await member.send(MeasureLinks(run=members.run, peers=peers, peer_token=token))
     return ClusterProfile(devices=(device,), links=(await _aside(member, LinksMeasured)).links)
 
 
 async def _aside(member: Member, kind: type[_Answer]) -> _Answer:
-    """What a worker without a stage says next of this kind."""
-    while True:
-        event = await member.aside.get()
-        if isinstance(event.message, kind):
-            return event.message
+    """What a worker without a stage says next of this kind.
+
+    Raises:
+        WorkerLostError: It is gone.
+    """
+    while not member.is_gone:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(ANSWER_POLL_S):
+                event = await member.aside.get()
+                if isinstance(event.message, kind):
+                    return event.message
+    raise WorkerLostError(f"{member.hello.name} has gone while it was measured")
 
 
 async def _measure_links(

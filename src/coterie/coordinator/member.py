@@ -86,7 +86,9 @@ class Member:
                     version, wants = await self._shard_wants.get()
                     if (version, wants.unit) == (plan_version, unit):
                         return wants
-        raise WorkerLostError(f"the link to {self.hello.name} broke before it said which shards it needs")
+        lost = WorkerLostError(f"the link to {self.hello.name} broke before it said which shards it needs")
+        self.on_broken(lost)  # its reader may be busy, and not have noticed yet
+        raise lost
 
     async def send(self, message: Message, *, plan_version: int = 0) -> None:
         """Send a control message; with a plan's version where it means nothing to a worker of a later plan.

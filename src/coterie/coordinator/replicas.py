@@ -1,5 +1,6 @@
 """The trained state in the coordinator's memory: what arrives of each step, and the last step that is whole."""
 
+import sys
 from collections.abc import Callable, Collection, Mapping
 
 from torch import Tensor
@@ -57,18 +58,26 @@ class Replica:
 class ReplicaStore:
     """Replicas as workers send them, unit by unit, in any order of units; steps of each unit come in order.
 
-    A step is committed when all trained units of it are here, whatever cut they come from; older ones are dropped then.
+    A step is committed when all trained units of it are here, whatever cut they come from, and all that is reported of
+    it; older ones are dropped then.
 
     Args:
         shapes: Of each trained unit's parameters.
         on_commit: Told of each replica that has become whole.
+        steps_done: Steps of which all reports are here. Trained tensors may come before the last of them: were such a
+            step committed and a worker then lost, nobody would ever know its loss. By default nobody waits for that.
     """
 
     def __init__(
-        self, shapes: Mapping[int, Shapes], on_commit: Callable[[Replica], None] = lambda _replica: None
+        self,
+        shapes: Mapping[int, Shapes],
+        on_commit: Callable[[Replica], None] = lambda _replica: None,
+        *,
+        steps_done: int = sys.maxsize,
     ) -> None:
         self._shapes = shapes
         self._on_commit = on_commit
+        self._steps_done = steps_done
         self._arrived: dict[int, dict[int, dict[str, Tensor]]] = {}
         self.committed: Replica | None = None
 
@@ -94,14 +103,22 @@ class ReplicaStore:
         units[unit] = tensors
         if len(self._arrived) > MOST_STEPS:
             del self._arrived[min(self._arrived)]
-        if units.keys() >= self._shapes.keys():
-            self._commit(Replica(step, units))
+        self._commit_whole()
+
+    def done(self, steps: int) -> None:
+        """All reports of so many steps are here, or (after a loss) again of fewer."""
+        self._steps_done = steps
+        self._commit_whole()
 
     def restart(self) -> None:
         """Drop what has arrived and is not whole: a new plan replays those steps, and sends them again."""
         self._arrived.clear()
 
-    def _commit(self, replica: Replica) -> None:
-        self.committed = replica
+    def _commit_whole(self) -> None:
+        whole = [step for step, units in self._arrived.items() if units.keys() >= self._shapes.keys()]
+        step = max((step for step in whole if step <= self._steps_done), default=-1)
+        if step < 0:
+            return
+        replica = self.committed = Replica(step, self._arrived[step])
         self._arrived = {step: units for step, units in self._arrived.items() if step > replica.step}
         self._on_commit(replica)

@@ -290,13 +290,15 @@ class Session:
             )
             await send_stage(member, plan, stage.stage, source, job.run, held=held_units)
 
-        sending = asyncio.gather(*(assign(stage) for stage in plan.stages))
+        tasks = [asyncio.ensure_future(assign(stage)) for stage in plan.stages]
+        sending = asyncio.gather(*tasks)
         sending.add_done_callback(lambda _done: self.members.wake())
         try:
             ready = await self._stages_ready(plan, sending)
         finally:
-            sending.cancel()
-            await asyncio.gather(sending, return_exceptions=True)
+            for task in tasks:  # where one has failed, the others would go on, and take what the next plan waits for
+                task.cancel()
+            await asyncio.gather(sending, *tasks, return_exceptions=True)
         if self.desk is not None:
             self.desk.links = {worker: message.link_to_next for worker, message in ready.items()}
         return ready

@@ -20,7 +20,7 @@ from coterie.coordinator.replication import replicate_every
 from coterie.coordinator.session import Session
 from coterie.coordinator.shards import trained_shapes
 from coterie.coordinator.trainer import Trainer
-from coterie.errors import DoesNotFitError
+from coterie.errors import CoterieError, DoesNotFitError, RecipeError
 from coterie.ids import WorkerId
 from coterie.measure.budget import memory_budget
 from coterie.planner import make_plan
@@ -65,7 +65,7 @@ class Stages:
         self._feeder = feeder
         self._first_step = first_step
         self._state = state
-        self._replicas = ReplicaStore(trained_shapes(job.anatomy), self._committed)
+        self._replicas = ReplicaStore(trained_shapes(job.anatomy), self._committed, steps_done=first_step)
         self._held: dict[WorkerId, frozenset[int]] = {}
         self._version = 0
         self._every = 0
@@ -99,6 +99,7 @@ class Stages:
         """Go back to the last commit; how many steps are done again for that."""
         again = self._books.rewind(self.committed)
         self.step = self.committed
+        self._replicas.done(self.step)
         return again
 
     def _committed(self, replica: Replica) -> None:
@@ -130,7 +131,7 @@ class Stages:
         """
         start_s = self._clock.now()
         while again and not self.usable.issuperset(stage.worker for stage in plan.stages):
-            plan = await self.make_plan(self.usable)  # somebody has gone since it was made
+            plan = await self.plan_now()  # somebody has gone since it was made
         plan = msgspec.structs.replace(plan, version=self.next_version)
         self._version = plan.version
         stages = {stage.worker: frozenset(range(stage.first_unit, stage.stop_unit)) for stage in plan.stages}
@@ -166,6 +167,7 @@ class Stages:
         self._books.step(step, entry)
         for listener in self.on_step:
             listener(step, entry)
+        self._replicas.done(self.step)
 
     def _replicate_every(self, plan: Plan) -> int:
         free_bytes = memory_budget(None, device_type="cpu").bytes
@@ -186,6 +188,25 @@ class Stages:
     def usable(self) -> frozenset[WorkerId]:
         """Workers that a plan may use."""
         return (self.crew.workers & self._members.by_id.keys()) - self.departures.workers
+
+    async def plan_now(self) -> Plan:
+        """The best plan for whoever is in; those that are about to leave have a part in it only if it needs them.
+
+        Raises:
+            DoesNotFitError: They cannot hold the model.
+            RecipeError: There are too few.
+        """
+        try:
+            return await self.make_plan(self.usable)
+        except (DoesNotFitError, RecipeError) as error:
+            if not self.departures.due:
+                raise
+            self.keep_those_due(error)
+        return await self.make_plan(self.usable)
+
+    def keep_those_due(self, _error: CoterieError) -> None:
+        """Nobody can take the layers of those that are about to leave: they stay for now."""
+        self.departures.refuse()
 
     async def make_plan(self, workers: Collection[WorkerId]) -> Plan:
         """The best plan for some workers, as they are now.
@@ -213,6 +234,11 @@ class Stages:
         """Whether the pipeline is empty after every step."""
         return self.plan.schedule in ("flush", "gpipe")
 
+    @property
+    def is_broken_off(self) -> bool:
+        """Whether the steps that are left wait for a change, or for word that there is none any more."""
+        return self.stands and (self.trainer.break_requested or self.trainer.break_off)
+
     def break_off(self) -> None:
         """Something cannot wait: stop where no step is under way, or at once where that is too long to wait for."""
         if not self.stands:
@@ -229,10 +255,9 @@ class Stages:
         Raises:
             CoterieError: A worker failed, left or fell silent meanwhile.
         """
-        if self.trainer.break_off:
-            self.rewind()
-        else:
+        if not self.trainer.break_off:
             await self._commit_now()
+        self.rewind()
         await self.stand(plan)
 
     def stop(self) -> None:

@@ -20,6 +20,7 @@ from coterie.errors import (
     NonFiniteLossError,
     OutOfMemoryError,
     RecipeError,
+    StorageError,
     UsageError,
     WorkerLostError,
 )
@@ -120,7 +121,8 @@ class Supervisor(Stages):
         worker, done = loss.member.worker, self.step
         self._held.pop(worker, None)
         if not loss.stays:
-            self.crew.forget(worker)
+            if self._members.by_id.get(worker) in (None, loss.member):  # else it is back, and measured anew
+                self.crew.forget(worker)
             self.departures.forget(worker)
             self.note_membership(loss.member, "lost", loss.reason)
         elif isinstance(loss.error, OutOfMemoryError) and worker in self.crew.workers:
@@ -137,7 +139,7 @@ class Supervisor(Stages):
         while True:
             self._changed.clear()
             try:
-                return await self.make_plan(self.usable)
+                return await self.plan_now()
             except (DoesNotFitError, RecipeError) as error:
                 lacking = error
             self._stop_if_asked()
@@ -196,14 +198,12 @@ class Supervisor(Stages):
     async def release_due(self) -> None:
         """Give the layers of those that leave to others, then let them go."""
         due = self.departures.due
-        names = ", ".join(departure.device_name for departure in due)
         staged = {stage.worker for stage in self.plan.stages}
         if staged & self.departures.workers:
             try:
                 plan = await self.make_plan(self.usable)
             except (DoesNotFitError, RecipeError) as error:
-                self.departures.refuse()
-                self._observer.notice(f"{names} cannot be spared: {error.message}")
+                self.keep_those_due(error)
                 return
             moved = moves(self.plan, plan)
             sent = sum(self.unit_bytes[move.unit].frozen_bytes for move in moved)
@@ -225,6 +225,12 @@ class Supervisor(Stages):
         for departure in due:
             await self._release(departure.worker, departure.reason)
 
+    def keep_those_due(self, error: CoterieError) -> None:
+        """See `Stages.keep_those_due`."""
+        names = ", ".join(departure.device_name for departure in self.departures.due)
+        super().keep_those_due(error)
+        self._observer.notice(f"{names} cannot be spared: {error.message}")
+
     async def _release(self, worker: WorkerId, reason: str) -> None:
         member = self._members.by_id.get(worker)
         self.departures.forget(worker)
@@ -238,11 +244,13 @@ class Supervisor(Stages):
 
     def note_membership(self, member: Member, change: MembershipChange, reason: str = "") -> None:
         """A device came or went."""
-        self._books.took(
-            MembershipRecord(
-                worker=member.worker, device_name=member.hello.name, change=change, step=self.step, reason=reason
-            )
+        record = MembershipRecord(
+            worker=member.worker, device_name=member.hello.name, change=change, step=self.step, reason=reason
         )
+        try:
+            self._books.took(record)
+        except StorageError as error:  # whoever reads from the workers, and tells of this, is not to end by it
+            self._members.post(error)
 
     def went_on(self) -> None:
         """Training goes on after losses, or all that is left to do after it: write down how long that took."""

@@ -92,25 +92,29 @@ class Trainer:
         """
         self._completed = self._fed = segments[0].first_step
         for segment in segments:
-            await self._wait_for_room(segment.first_step)
+            await self._wait_for_room(segment.first_step, may_break=True)
             if self.stop_requested or self.break_requested:
                 await self._wait_until(segment.first_step)
                 return segment.first_step
             await self._announce(segment)
             for step in range(segment.first_step, segment.stop_step):
-                await self._wait_for_room(step)
+                await self._wait_for_room(step, may_break=self._empties)
                 await self._feed(self._feeder, step, step)
                 self._fed = step + 1
         await self._wait_until(segments[-1].stop_step)
         return segments[-1].stop_step
 
-    async def _wait_for_room(self, step: int) -> None:
+    @property
+    def _empties(self) -> bool:
+        """Whether no step is under way after any of them, and not only after a segment."""
+        return self.plan.schedule in ("flush", "gpipe")
+
+    async def _wait_for_room(self, step: int, *, may_break: bool) -> None:
         while step - self._completed >= FED_AHEAD:
             await self._take_event()
-        while self.is_paused and not self.stop_requested and not self.break_requested:
+        while self.is_paused and not self.stop_requested and not (may_break and self.break_requested):
             # Under the others what is under way waits for the next step's micro-batches; nothing is computed either.
-            empties = self.plan.schedule in ("flush", "gpipe")
-            self.on_idle(not empties or self._completed == self._fed)
+            self.on_idle(not self._empties or self._completed == self._fed)
             await self._take_event()
         self.on_idle(False)  # noqa: FBT003 - a callback's only argument
 

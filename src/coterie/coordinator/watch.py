@@ -58,6 +58,8 @@ class Watch:
         self._weighing: asyncio.Task[None] | None = None
         self._wanted: tuple[Plan, Rebalance] | None = None
         self._short: dict[WorkerId, str] = {}
+        self._again = ""
+        """Why another plan is to be looked for after the next step, since it could not be when that was noticed."""
         self._names = {member.hello.name for member in session.members.by_id.values()}
         session.members.on_joined = self._joined
         session.members.on_wish = self._wish
@@ -79,6 +81,7 @@ class Watch:
         name = member.hello.name
         self._supervisor.note_membership(member, "returned" if name in self._names else "joined")
         self._names.add(name)
+        self._supervisor.crew.forget(member.worker)  # of a device that is back, what is known is old
         self._spawn(self._measure(member))
 
     async def _measure(self, member: Member) -> None:
@@ -136,7 +139,9 @@ class Watch:
             for worker, done in entry.done.items()
         )
         crew.capacities = observe(crew.capacities, plan, times, load=self._feeder.load(step))
-        if drifted(crew.capacities, plan, steps_since_plan=self._supervisor.steps_of_plan):
+        if self._again:
+            self._consider(self._again)
+        elif drifted(crew.capacities, plan, steps_since_plan=self._supervisor.steps_of_plan):
             self._consider("drift")
 
     # ---- what is weighed
@@ -152,8 +157,13 @@ class Watch:
     def _consider(self, cause: str) -> None:
         """Look for a better plan, unless that is done already; cuts of the user's own are left alone."""
         recipe = self._job.recipe
-        if recipe.cluster.rebalance and recipe.plan.cuts is None and self._weighing is None and self._wanted is None:
+        if not recipe.cluster.rebalance or recipe.plan.cuts is not None:
+            return
+        if self._weighing is None and self._wanted is None and self._supervisor.stands:
+            self._again = ""
             self._weighing = self._spawn(self._weigh(cause))
+        elif cause != "drift":  # a drift is noticed again
+            self._again = cause
 
     async def _weigh(self, cause: str) -> None:
         supervisor, current = self._supervisor, self._plan
@@ -170,6 +180,8 @@ class Watch:
         finally:
             self._weighing = None
         if self._plan is not current:
+            if cause != "drift":
+                self._again = cause
             return
         slowest = supervisor.crew.slowest_link(workers)
         found = weigh(
@@ -209,7 +221,8 @@ class Watch:
     @property
     def is_due(self) -> bool:
         """Whether `settle` has anything to do."""
-        return bool(self._supervisor.departures.due or self._short or self._wanted)
+        supervisor = self._supervisor
+        return bool(supervisor.departures.due or self._short or self._wanted or supervisor.is_broken_off)
 
     async def settle(self) -> None:
         """With no step under way, or all of them given up: let the changes take effect.
@@ -227,7 +240,7 @@ class Watch:
             await supervisor.move(wanted[1].plan)
         supervisor.trainer.break_requested = False
         if supervisor.trainer.break_off:  # nothing could be changed: what was given up is done again, as it was
-            await supervisor.move(await supervisor.make_plan(supervisor.usable))
+            await supervisor.move(self._plan)
 
     async def _fit(self) -> None:
         """Devices have less memory than their stages need: another plan, if any fits."""
@@ -257,7 +270,7 @@ class Watch:
 
     def _is_short(self, worker: WorkerId) -> bool:
         """Whether it has a stage that needs more memory than it may use now."""
-        return any(
+        return worker in self._supervisor.crew.workers and any(
             stage.worker == worker and stage.memory.total > self._supervisor.crew.device(worker).memory_bytes
             for stage in self._plan.stages
         )

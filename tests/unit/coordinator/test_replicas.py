@@ -62,6 +62,19 @@ def test_a_later_step_takes_the_place_of_an_earlier_one_and_late_ones_are_droppe
     assert [replica.step for replica in commits] == [3, 4, 5]
 
 
+def test_a_step_is_committed_only_when_all_reports_of_it_are_here(commits):
+    store = ReplicaStore(SHAPES, commits.append, steps_done=1)
+    for step in (1, 2, 3):
+        store.put(step, 0, embedding(step))
+        store.put(step, 2, block(step))
+    assert store.step == 1, "what is known of the second step may still be lost with a worker"
+    store.done(2)
+    assert [replica.step for replica in commits] == [1, 2]
+    store.restart()
+    store.done(3)
+    assert store.step == 2, "the third is done again under the next plan"
+
+
 def test_units_of_different_plans_are_not_mixed(store):
     store.put(1, 0, embedding(1))
     store.restart()

@@ -8,8 +8,10 @@ import msgspec
 import pytest
 
 from coterie.api.quiet import QuietObserver
+from coterie.coordinator import session as session_module
 from coterie.coordinator.door import Door
 from coterie.coordinator.session import Session, slow_in_bfloat16
+from coterie.errors import WorkerLostError
 from coterie.ids import WorkerId
 from coterie.jobs.model_spec import ModelSpec
 from coterie.profiles.cluster_profile import ClusterProfile, DeviceProfile
@@ -64,5 +66,34 @@ def test_the_port_that_waiting_workers_dial_is_opened_again_if_it_is_free(job, i
             await session.run(lambda: asyncio.sleep(0))
             assert (door.port == former) == (not is_taken)
             assert any("workers need the new join link" in notice for notice in observer.notices) == is_taken
+
+    asyncio.run(test())
+
+
+def test_a_hand_out_that_fails_at_one_stage_ends_at_the_others_too(job, monkeypatch):
+    async def test():
+        ended = []
+
+        async def send_stage(member, *_arguments, **_options):
+            if member.worker == "lost":
+                raise WorkerLostError("lost is gone")
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ended.append(member.worker)
+
+        async def send(_message, plan_version):
+            assert plan_version == 2
+
+        monkeypatch.setattr(session_module, "send_stage", send_stage)
+        session = Session(job, QuietObserver(), door=Door())
+        stages = []
+        for number, name in enumerate(("slow", "lost")):
+            session.members.by_id[WorkerId(name)] = SimpleNamespace(worker=WorkerId(name), send=send)
+            place = {"stage": number, "first_unit": number, "stop_unit": number + 1}
+            stages.append(SimpleNamespace(worker=WorkerId(name), device_name=name, **place))
+        with pytest.raises(WorkerLostError):
+            await session.hand_out(SimpleNamespace(stages=stages, version=2), None)
+        assert ended == ["slow"], "else it would take answers that are meant for the next plan's"
 
     asyncio.run(test())

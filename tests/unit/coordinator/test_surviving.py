@@ -4,6 +4,7 @@ import pytest
 
 from coterie.cluster.fault_messages import Leaving
 from coterie.cluster.messages import Failed, Goodbye, RunSegment, StageReady, control
+from coterie.coordinator.gathering import measure_newcomer
 from coterie.errors import OutOfMemoryError, ProtocolError, WorkerLostError
 from coterie.ids import WorkerId
 
@@ -170,5 +171,16 @@ def test_a_worker_lost_before_the_run_could_do_without_it_is_not_forgotten(at_ta
             await table.members.next_event()
         assert len(table.members.take_losses()) == 1
         assert not table.members.by_id
+
+    at_table(test)
+
+
+def test_a_newcomer_that_goes_while_it_is_measured_is_not_waited_for(at_table):
+    async def test(table):
+        _, right = await two(table)
+        newcomer = table.members.by_id[WorkerId("right")]
+        newcomer.send = lambda _message: right.send(control(Goodbye(reason="its owner needs it")))
+        with pytest.raises(WorkerLostError, match="right has gone while it was measured"):
+            await measure_newcomer(table.members, newcomer, object(), "token")
 
     at_table(test)
