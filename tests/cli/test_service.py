@@ -40,9 +40,20 @@ def test_install_writes_unit_and_link_and_says_how_to_switch_it_on(told, home):
 
 
 def test_show_prints_what_install_writes(told, home):
-    _, shown, _ = told("service", "show", "--speed", "0.5")
+    _, shown, words = told("service", "show", "--speed", "0.5")
+    assert "what `install` would write" in words
     told("service", "install", LINK, "--speed", "0.5")
     assert (home / "xdg_config_home" / "systemd" / "user" / "coterie-worker.service").read_text() == shown
+
+
+@pytest.mark.parametrize("system", ["systemd", "launchd", "windows"])
+def test_show_prints_what_is_installed_with_its_flags(told, system):
+    told("service", "install", LINK, "--memory", "2GiB", "--system", system)
+    _, shown, words = told("service", "show", "--system", system)
+    assert "2GiB" in shown
+    assert words.startswith("installed: ")
+    told("service", "remove", "--system", system)
+    assert "2GiB" not in told("service", "show", "--system", system)[1]
 
 
 def test_remove_deletes_the_link_too_and_may_be_repeated(told, home):

@@ -35,7 +35,8 @@ def add_parser(verbs: "argparse._SubParsersAction[Parser]") -> Parser:
         help="let a worker start with this machine",
         description="Let a worker start with this machine and join whenever its coordinator is there. `install`\n"
         "writes the file for systemd, launchd or the Windows task scheduler and says how to switch it on, `show`\n"
-        "prints it, `remove` deletes it. Flags of `coterie worker` say on which terms.",
+        "prints it (before that: what would be written), `remove` deletes it. Flags of `coterie worker` say on which\n"
+        "terms.",
     )
     parser.add_argument("action", choices=("install", "remove", "show"), help="what to do")
     parser.add_argument(
@@ -65,9 +66,24 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"`service {args.action}` takes no link", hint="leave it out")
     if args.action == "remove":
         return _remove(system, as_json=args.json)
-    text = _text(system, service)
-    print_json({"system": system, "path": str(_path(system)), "text": text}) if args.json else print(text, end="")
+    _show(system, service, as_json=args.json)
     return 0
+
+
+def _show(system: ServiceSystem, service: WorkerService, *, as_json: bool) -> None:
+    """The file that is installed; where there is none, or flags are given, the one that `install` would write."""
+    path = _path(system)
+    is_installed = not service.flags and path.exists()
+    try:
+        text = path.read_text(_encoding(system)) if is_installed else _text(system, service)
+    except (OSError, UnicodeError) as error:
+        raise StorageError(f"cannot read {path}: {error}", hint="install the service anew") from error
+    if as_json:
+        print_json({"system": system, "path": str(path), "installed": is_installed, "text": text})
+        return
+    what = f"installed: {path}" if is_installed else "what `install` would write, with a link and these flags:"
+    print(what, file=sys.stderr, flush=True)
+    print(text, end="")
 
 
 def _install(args: argparse.Namespace, system: ServiceSystem, service: WorkerService) -> int:
@@ -83,7 +99,7 @@ def _install(args: argparse.Namespace, system: ServiceSystem, service: WorkerSer
         make_private_folder(link_file.parent)
         write_private(link_file, f"{link}\n".encode())
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(text.encode("utf-16" if system == "windows" else "utf-8"))
+        path.write_bytes(text.encode(_encoding(system)))
     except OSError as error:
         raise StorageError(
             f"cannot write the service's files: {error}", hint="check that you may write there"
@@ -127,6 +143,10 @@ def _text(system: ServiceSystem, service: WorkerService) -> str:
             return launchd_plist(service)
         case "windows":
             return windows_task(service)
+
+
+def _encoding(system: ServiceSystem) -> str:
+    return "utf-16" if system == "windows" else "utf-8"
 
 
 def _path(system: ServiceSystem) -> Path:

@@ -44,7 +44,8 @@ async def connect(join: JoinLink, *, limits: Limits | None = None, timeout_s: fl
     raise NetworkError(
         f"no coordinator at port {join.port} of {counted(len(join.hosts), 'address', 'addresses')}: "
         + "; ".join(f"{host}: {race.failures[host]}" for host in dict.fromkeys(join.hosts)),
-        hint="is the coordinator running, on a network that this device can reach, with the port open in its firewall?",
+        hint="is the coordinator running, on a network that this device can reach, with the port open in its firewall? "
+        "If that run is over, its link leads nowhere: the next run prints another",
     )
 
 
