@@ -21,7 +21,7 @@ WHO = ("device", "server", "device and server", "everybody")
 EPOCHS, ROWS, BATCH_ROWS = 12, 64, 4
 MOST_KILLS = 5
 POLL_S = 0.02
-LONGEST_S = 600.0
+LONGEST_S = 1800.0
 
 
 def main() -> None:
