@@ -1,5 +1,6 @@
 """Turns what workers report into records: steps, memory, evaluations, and the summary at the end."""
 
+import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
@@ -282,8 +283,8 @@ def usual_step_s(step_seconds: Sequence[float]) -> float:
 def energy_of(member: Member) -> EnergyRecord | None:
     """What a device has drawn as far as it says; None if it says nothing."""
     vitals = member.vitals
-    if vitals is None or vitals.joules is None:
-        return None
+    if vitals is None or vitals.joules is None or not math.isfinite(vitals.joules):
+        return None  # JSON has no such number: the run's events could not be read again
     return EnergyRecord(
         worker=member.worker,
         device_name=member.hello.name,

@@ -87,6 +87,11 @@ def _check_unit(who: str, unit: int, place: StageAssignment) -> None:
 
 def _check_seconds(who: str, message: StepDone) -> None:
     """Figures of time feed plans and records: they must be some time."""
-    figures = (message.forward_s, message.backward_s, message.update_s, message.wait_s, message.cpu_s)
+    figures = (
+        *(message.forward_s, message.backward_s, message.update_s, message.wait_s, message.cpu_s),
+        *message.backend_busy_s.values(),
+    )
     if not all(math.isfinite(seconds) and 0 <= seconds <= MOST_SECONDS for seconds in figures):
         raise ProtocolError(f"{who} reported {figures} seconds of work")
+    if not math.isfinite(message.learning_rate):  # JSON has no such number: the run's events could not be read again
+        raise ProtocolError(f"{who} reported a learning rate of {message.learning_rate}")

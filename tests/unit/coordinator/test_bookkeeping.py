@@ -1,12 +1,15 @@
 """Figures of a run from what workers report."""
 
 import json
+import math
+from types import SimpleNamespace
 
 import pytest
 
 from coterie.clock import FakeClock
+from coterie.cluster.fault_messages import Vitals
 from coterie.cluster.messages import MicroBatchDone, StageReady, StepDone
-from coterie.coordinator.bookkeeping import Bookkeeper, summary_json
+from coterie.coordinator.bookkeeping import Bookkeeper, energy_of, summary_json
 from coterie.coordinator.feeders import TrainingFeeder
 from coterie.coordinator.ledger import Ledger
 from coterie.ids import WorkerId
@@ -165,3 +168,11 @@ def test_backends_are_recorded_with_how_busy_they_were_and_when_one_failed(books
     device = books.books.summary("out").devices[0]
     assert device.backends == pytest.approx({"torch": 0.6, "opencl": 0.125})
     assert device.backends_left_out == {"opencl": "it failed"}
+
+
+@pytest.mark.parametrize(("joules", "is_noted"), [(12.5, True), (math.nan, False), (math.inf, False), (None, False)])
+def test_energy_that_is_no_number_is_not_written_down(joules, is_noted):
+    member = SimpleNamespace(
+        worker=WorkerId("phone"), hello=SimpleNamespace(name="phone"), vitals=Vitals(joules=joules, watts_source="rapl")
+    )
+    assert (energy_of(member) is not None) == is_noted

@@ -68,7 +68,8 @@ def loss(step=4, micro_batch=3):
 
 
 def done(**changes):
-    return filled(StepDone, **{"step": 4, "forward_s": 0.5, **changes})
+    plain = {"step": 4, "forward_s": 0.5, "learning_rate": 1e-3, "backend_busy_s": {"opencl": 0.25}}
+    return filled(StepDone, **plain | changes)
 
 
 def state(kind, unit, step=FED):
@@ -109,6 +110,8 @@ def test_what_a_stage_knows_of_itself_passes(worker, message, header):
         ("first", done(forward_s=math.nan), None, "seconds of work"),
         ("first", done(cpu_s=math.inf), None, "seconds of work"),
         ("first", done(wait_s=-1.0), None, "seconds of work"),
+        ("first", done(backend_busy_s={"opencl": math.nan}), None, "seconds of work"),
+        ("first", done(learning_rate=math.nan), None, "a learning rate of nan"),
         ("first", done(update_s=1e300), None, "seconds of work"),
         ("first", NormPart(step=FED, squares=()), None, "nobody has asked for"),
         ("first", NormPart(step=FORWARD[0], squares=()), None, "nobody has asked for"),
