@@ -194,6 +194,8 @@ class ProgressDisplay:
                 self.print(record.message if named else f"{worker}: {record.message}")
             case MembershipRecord(change="lost"):
                 return  # the fault has said why
+            case RebalanceRecord(worth=False, cause="drift"):
+                return  # noticed again and again on a busy machine; the event log has it
             case MembershipRecord() | RecoveryRecord() | RebalanceRecord():
                 self.print(record.line)
             case StepRecord() if self._live is None:
