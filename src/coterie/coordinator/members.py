@@ -1,6 +1,7 @@
 """Who has joined: the door (hello, token, version), one reader per worker, relaying between workers, silence."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 
 from coterie.clock import Clock
@@ -17,7 +18,6 @@ from coterie.cluster.messages import (
     Goodbye,
     Heartbeat,
     Hello,
-    Refused,
     Welcome,
     control,
     unpack,
@@ -25,9 +25,10 @@ from coterie.cluster.messages import (
 from coterie.cluster.shard_messages import ShardWants
 from coterie.cluster.side_messages import TAPS
 from coterie.coordinator.door import Door, lives
-from coterie.coordinator.hellos import read_hello
+from coterie.coordinator.hellos import read_hello, refuse
 from coterie.coordinator.inbox import Inbox
 from coterie.coordinator.member import Event, Loss, Member, lost_error, reported_error, tell_end
+from coterie.coordinator.plain_words import plain_words
 from coterie.errors import (
     CoterieError,
     JoinRefusedError,
@@ -40,12 +41,14 @@ from coterie.logs import get_logger
 from coterie.transport.frame import Frame
 from coterie.transport.identity import short
 from coterie.transport.server import PeerInfo, ServedLink
-from coterie.transport.stream_link import StreamLink
 from coterie.units import counted
 
 log = get_logger(__name__)
 
 JOIN_POLL_S = 0.05
+
+MOST_MISDEEDS = 3
+"""How often a device may break the protocol and join again."""
 ANSWER_S = 0.5
 """Beside one and a half heartbeats, for a sign of life to cross a slow network."""
 ANSWER_LIMIT_S = 4.0
@@ -95,6 +98,7 @@ class Members(Inbox):
         self._state = ClusterState()
         self._gathering = True
         self._closing = False
+        self._misdeeds: Counter[str] = Counter()
         self._needed: frozenset[WorkerId] = frozenset()
         self._former: set[WorkerId] = set()
         self.by_id: dict[WorkerId, Member] = {}
@@ -110,13 +114,18 @@ class Members(Inbox):
             member = await self._greet(link)
         except CoterieError as error:
             log.info("a peer was refused: %s", error.message)
-            await _refuse(link, error)
+            await refuse(link, error)
             return
         await self._read(member)
 
     async def _greet(self, link: ServedLink) -> Member:
         hello = read_hello(await link.receive())
         former = self._door.knock(hello)
+        if self._misdeeds[hello.identity or hello.name] >= MOST_MISDEEDS:
+            raise JoinRefusedError(
+                f"{hello.name} broke the rules of this run {MOST_MISDEEDS} times and is let in no more",
+                hint="look for a damaged or changed copy of coterie on that device",
+            )
         await self._settle_twin(hello)
         if self._seats is not None and not (self.survives and hello.role == "device"):
             self._check_seat(hello, self._seats.get(hello.role, 0))
@@ -200,6 +209,8 @@ class Members(Inbox):
                 else:
                     self._take(member, frame)
         except CoterieError as error:
+            if isinstance(error, ProtocolError):
+                self._misdeeds[member.hello.identity or member.hello.name] += 1
             self._lose(member, lost_error(member, error.message), reason=error.message)
         except Exception as error:
             self._lose(member, lost_error(member, f"{type(error).__name__}: {error}"))
@@ -255,6 +266,7 @@ class Members(Inbox):
     def expel(self, member: Member, error: CoterieError) -> bool:
         """Treat a worker as lost because of what it said; False if the run cannot do without it."""
         if self.survives:
+            self._misdeeds[member.hello.identity or member.hello.name] += 1
             self._lose(member, error)
         return self.survives
 
@@ -287,7 +299,7 @@ class Members(Inbox):
             member.is_relaying = False
 
     def _take(self, member: Member, frame: Frame) -> None:
-        message = unpack(frame.header.body) if frame.header.kind == CONTROL else None
+        message = plain_words(unpack(frame.header.body)) if frame.header.kind == CONTROL else None
         match message:
             case Heartbeat():
                 if member.beats(message, self._clock.now(), self._heartbeat_s / 4):
@@ -386,12 +398,3 @@ class Members(Inbox):
 
 def _same_device(one: Hello, other: Hello) -> bool:
     return bool(other.identity) and one.identity == other.identity
-
-
-async def _refuse(link: StreamLink, error: CoterieError) -> None:
-    try:
-        async with asyncio.timeout(5):
-            await link.send(control(Refused(slug=error.slug, message=error.message, hint=error.hint)))
-    except (CoterieError, TimeoutError):
-        log.info("a refused peer left before it heard why")
-    await link.close()

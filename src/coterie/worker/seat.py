@@ -189,10 +189,22 @@ class Seat:
         header = frame.header
         if (header.run, header.plan_version) != (self.assign.run, self.assign.plan.version):
             log.info("a %s frame of another run or plan was dropped", header.kind)
+        elif header.kind in _DATA_KINDS and header.source not in self._sources(header.kind):
+            log.info("a %s frame from %s, which has no business sending it, was dropped", header.kind, header.source)
         elif header.kind in _DATA_KINDS:
             self._mailbox.put((header.kind, header.step, header.micro_batch), frame)
         else:
             raise ProtocolError(f"{header.source or 'a peer'} sent a frame of kind {header.kind[:40]!r}")
+
+    def _sources(self, kind: str) -> set[WorkerId]:
+        """Who may send them: the coordinator batches, the stage before hidden states, the one after gradients."""
+        stages, own = self.assign.plan.stages, self.assign.stage
+        if kind == BATCH:
+            return {COORDINATOR}
+        if kind == TIED:
+            return {self.assign.tied_peer}
+        beside = own - 1 if kind == HIDDEN else own + 1
+        return {stages[beside].worker} if 0 <= beside < len(stages) else set()
 
     def talks_to(self, worker: WorkerId) -> bool:
         """Whether the stage's own data goes to that worker or comes from it."""

@@ -362,6 +362,7 @@ def batch_frame(plan, step, micro_batch, *, labelled):
     )
     header = FrameHeader(
         kind=BATCH,
+        source=COORDINATOR,
         run=RUN,
         plan_version=plan.version,
         step=step,
