@@ -16,6 +16,7 @@ from coterie.cluster.messages import (
     control,
     pack,
 )
+from coterie.coordinator import members
 from coterie.coordinator.run import TrainingRun
 from coterie.metrics.records import MembershipRecord, StepRecord
 from coterie.tensors.codecs import encode
@@ -24,6 +25,10 @@ from coterie.worker.settings import WorkerSettings
 
 WORKERS = tuple(WorkerSettings(name=f"device-{letter}") for letter in "abcd")
 LATER = 1 << 30
+# When whoever was sent away is back, and with which stage, depends on the machine: by itself this file is no test for CI.
+# What each misdeed meets is tested in tests/unit/coordinator (test_claims, test_floods_of_members).
+pytestmark = pytest.mark.slow
+
 GAP = 2
 """Steps between two misdeeds, so that those who were sent away can be back."""
 
@@ -95,7 +100,8 @@ EXPELLED = (
 )
 # The first two plans differ by the loss of whoever sends a pickle: only then is there an old one.
 MISDEEDS = (EXPELLED[0], *HARMLESS, *EXPELLED[1:])
-STEPS = GAP * (len(MISDEEDS) + 3)
+# Whoever was sent away must be back before the next misdeed: on a busy machine that takes many steps.
+STEPS = 3 * GAP * len(MISDEEDS)
 
 
 class Misdeeds:
@@ -131,7 +137,7 @@ class Misdeeds:
 
 
 def options(**changes):
-    return {"workers": 4, "min_workers": 2, "method": "lora", "epochs": 8, "max_steps": STEPS} | changes
+    return {"workers": 4, "min_workers": 2, "method": "lora", "epochs": 16, "max_steps": STEPS} | changes
 
 
 def adapters(folder):
@@ -148,6 +154,7 @@ def undisturbed(tmp_path_factory, make_recipe, cluster, run):
 def disturbed(tmp_path_factory, make_recipe, cluster, run):
     with pytest.MonkeyPatch.context() as patch:
         misdeeds, watcher = Misdeeds(patch), cluster(*WORKERS)
+        patch.setattr(members, "MOST_MISDEEDS", len(MISDEEDS) + 1)  # here one device may have to do them all
         watcher.on_record = misdeeds.watch
         result = run(make_recipe(tmp_path_factory.mktemp("disturbed") / "run", **options(rejoin_s=60)), watcher)
     return result, watcher, misdeeds
