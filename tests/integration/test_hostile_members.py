@@ -25,7 +25,7 @@ from coterie.worker.settings import WorkerSettings
 
 WORKERS = tuple(WorkerSettings(name=f"device-{letter}") for letter in "abcd")
 LATER = 1 << 30
-# When whoever was sent away is back, and with which stage, depends on the machine: by itself this file is no test for CI.
+# When whoever was sent away is back, and with which stage, depends on the machine: this is no test for CI.
 # What each misdeed meets is tested in tests/unit/coordinator (test_claims, test_floods_of_members).
 pytestmark = pytest.mark.slow
 
