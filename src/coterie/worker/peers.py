@@ -81,7 +81,7 @@ class Peers:
         except TimeoutError:
             link.abort()
             raise NetworkError(f"the link opened but a probe did not get through it in {PROBE_LIMIT_S:.0f} s") from None
-        except CoterieError:
+        except BaseException:  # cancelled, too: the worker leaves while it measures
             link.abort()
             raise
         self._keep(address.worker, link, carrier)
