@@ -12,7 +12,7 @@ import msgspec
 
 from coterie.errors import UsageError
 from coterie.measure.budget import MemoryBudget, memory_budget
-from coterie.measure.process_memory import current_rss_bytes, data_limit_bytes, private_limit_bytes
+from coterie.measure.process_memory import current_rss_bytes, data_limit_bytes, is_own_limit, private_limit_bytes
 from coterie.profiles.cluster_profile import DeviceType
 from coterie.units import format_bytes, parse_memory
 
@@ -86,7 +86,9 @@ class SystemMemory:
         set_to = private_limit_bytes()
         if not self._has_read:
             self._has_read, self._first_process_limit = True, set_to
-        return None if set_to == self._first_process_limit else data_limit_bytes()
+        # The worker's own limit may be set after the first look: it is no change from outside.
+        is_known = set_to == self._first_process_limit or is_own_limit(set_to)
+        return None if is_known else data_limit_bytes()
 
 
 def size_in(file: Path) -> int | None:

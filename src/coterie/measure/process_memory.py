@@ -49,6 +49,15 @@ def reset_peak() -> bool:
     return True
 
 
+_LIMITS_SET: list[int] = []
+"""What `limit_memory` has set, in the process's own terms."""
+
+
+def is_own_limit(private_bytes: int | None) -> bool:
+    """Whether such a `private_limit_bytes` is what `limit_memory` set last."""
+    return private_bytes in _LIMITS_SET[-1:]
+
+
 def limit_memory(limit_bytes: int) -> bool:
     """Make every allocation fail, with a catchable error, that would take this process above `limit_bytes` in all.
 
@@ -76,6 +85,7 @@ def limit_memory(limit_bytes: int) -> bool:
         resource.setrlimit(resource.RLIMIT_DATA, (data_bytes, hard))
     except (OSError, ValueError):
         return False
+    _LIMITS_SET.append(data_bytes)
     return resource.getrlimit(resource.RLIMIT_DATA)[0] == data_bytes
 
 
