@@ -68,6 +68,21 @@ print(reading.limit_bytes, reading.used_bytes, reading.why, flush=True)
 
 
 @linux_only
+def test_the_limit_that_the_worker_sets_itself_is_no_change_even_after_the_first_look() -> None:
+    code = """
+from coterie.measure.pressure import SystemMemory
+from coterie.measure.process_memory import limit_memory
+memory = SystemMemory(None)
+memory.read()
+assert limit_memory(3 << 30)
+print(memory.read().why)
+"""
+    said = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    assert "by the limit on this process" not in said
+    assert said.strip()
+
+
+@linux_only
 def test_stalls_are_told_where_the_kernel_counts_them(tmp_path: Path) -> None:
     file = tmp_path / "memory"
     assert stalled_share(file) is None
