@@ -3,10 +3,12 @@
 import pytest
 
 from coterie.cluster.fault_messages import Leaving
-from coterie.cluster.messages import Failed, Goodbye, RunSegment, StageReady, control
+from coterie.cluster.messages import CONTROL, Failed, Goodbye, Refused, RunSegment, StageReady, control
 from coterie.coordinator.gathering import measure_newcomer
+from coterie.coordinator.members import MOST_MISDEEDS
 from coterie.errors import OutOfMemoryError, ProtocolError, WorkerLostError
 from coterie.ids import WorkerId
+from coterie.transport.frame import Frame, FrameHeader
 
 
 async def two(table, *, needed=("left",)):
@@ -184,3 +186,21 @@ def test_a_newcomer_that_goes_while_it_is_measured_is_not_waited_for(at_table):
             await measure_newcomer(table.members, newcomer, object(), "token")
 
     at_table(test)
+
+
+def test_who_breaks_the_rules_three_times_is_let_in_no_more_and_others_are(at_table):
+    async def test(table):
+        await two(table)
+        pickle = Frame(FrameHeader(kind=CONTROL, body=b"\x80\x04N."))
+        for number in range(MOST_MISDEEDS):
+            link, worker = await table.join("rascal")
+            await link.send(pickle)
+            await table.until(lambda name=worker: name not in table.members.by_id)
+            assert "left" in table.members.by_id, number
+        answer = await table.answer(table.hello(table.token, "rascal"))
+        assert isinstance(answer, Refused)
+        assert answer.slug == "join-refused"
+        assert "rascal broke the rules of this run 3 times" in answer.message
+        await table.join("honest")
+
+    at_table(test, seats=4 + MOST_MISDEEDS)
