@@ -8,7 +8,7 @@ from coterie.cluster.message import Message
 from coterie.cluster.shard_messages import ShardMessage
 
 REPLICA: Final = "replica"
-"""Worker to coordinator, and to the worker of the next stage: one trained unit's tensors after the header's step.
+"""Worker to coordinator: one trained unit's tensors after the header's step.
 
 Named and described as in a `STATE` frame; body: `UnitBody`. The header's `step` counts the optimizer steps done."""
 
@@ -46,12 +46,6 @@ class Replicated(Message, frozen=True, kw_only=True):
     step: int
 
 
-class Committed(Message, frozen=True, kw_only=True):
-    """Every stage has replicated the state after `step` steps: older replicas may be dropped."""
-
-    step: int
-
-
 class Leaving(Message, frozen=True, kw_only=True):
     """A worker asks to be released: its layers are moved first, then it is sent `Stop`."""
 
@@ -84,4 +78,4 @@ class Standing(Message, frozen=True, kw_only=True):
     plan_version: int
 
 
-FaultMessage = Replicated | Committed | Leaving | MemoryLow | StandBy | Standing | ShardMessage
+FaultMessage = Replicated | Leaving | MemoryLow | StandBy | Standing | ShardMessage

@@ -164,7 +164,6 @@ class Assign(Message, frozen=True, kw_only=True):
         held_units: Units whose frozen tensors the worker holds from the plan before: `WEIGHTS` frames of these bring
             trained tensors only, and none comes for a unit without any.
         replicate_every: Optimizer steps between replicas of the trained state; 0: none are sent.
-        replica_peer: The worker that keeps a second replica; empty: the coordinator's is the only one.
     """
 
     run: RunId
@@ -179,7 +178,6 @@ class Assign(Message, frozen=True, kw_only=True):
     side: SideStage | None = None
     held_units: tuple[int, ...] = ()
     replicate_every: int = 0
-    replica_peer: WorkerId = WorkerId("")
 
 
 class PeerHello(Message, frozen=True, kw_only=True):

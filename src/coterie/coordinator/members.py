@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 
 from coterie.clock import Clock
-from coterie.cluster.fault_messages import REPLICA, Leaving, MemoryLow
+from coterie.cluster.fault_messages import Leaving, MemoryLow
 from coterie.cluster.membership import ClusterState, Heard, Joined, Left, apply, decide
 from coterie.cluster.message import Message
 from coterie.cluster.messages import (
@@ -55,7 +55,7 @@ ANSWER_LIMIT_S = 4.0
 """At most, twice: whoever knocks meanwhile is dropped by the server after ten seconds."""
 
 
-_RELAYED_KINDS = (HIDDEN, GRADIENT, DONE, TIED, TAPS, REPLICA)
+_RELAYED_KINDS = (HIDDEN, GRADIENT, DONE, TIED, TAPS)
 """What workers say to each other: a worker cannot pass its own words off as the coordinator's."""
 
 

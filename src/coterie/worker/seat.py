@@ -141,8 +141,7 @@ class Seat:
         if self._runner.sharing is not None:
             self._runner.sharing.repeats_steps(on=assign.side is None and assign.plan.schedule != "forward")
         if assign.replicate_every:
-            receivers = {COORDINATOR, assign.replica_peer or COORDINATOR}
-            self._runner.replica_outboxes = self._outboxes.aside(receivers)
+            self._runner.replica_outboxes = self._outboxes.aside({COORDINATOR})
         ports = make_ports(assign, place, self._mailbox, self._outboxes.to)
         received = {name.removeprefix(PARAMETER): tensor for name, tensor in tensors.items()}
         buffers = {name: received[name] for name in describe(assign.spec).buffers if name in received}

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from coterie.cluster.fault_messages import Committed, StandBy, Standing
+from coterie.cluster.fault_messages import StandBy, Standing
 from coterie.cluster.message import Message
 from coterie.cluster.messages import Assign, Generate, NormTotal, RunSegment, SaveState, StageReady
 from coterie.cluster.shard_messages import ShardOffer
@@ -101,8 +101,6 @@ class Seating:
                 self._put_to_work(message, frame)
             case ShardOffer():
                 await self._take_offer(message, frame.header.plan_version)
-            case Committed():
-                pass
             case _:
                 return False
         return True
