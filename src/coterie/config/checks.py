@@ -29,6 +29,7 @@ def contradictions(recipe: Recipe) -> Iterator[Contradiction]:
     yield from _devices(recipe)
     yield from _local_workers(recipe)
     yield from _local_data(recipe)
+    yield from _standing_link(recipe)
     yield from side_contradictions(recipe)
     if recipe.cluster.heartbeat_timeout_s <= recipe.cluster.heartbeat_s:
         yield Contradiction(
@@ -196,6 +197,15 @@ def _local_data(recipe: Recipe) -> Iterator[Contradiction]:
             text=f"needs two local workers, one for the first and one for the last stage; there "
             f"{'is 1' if recipe.cluster.local_workers else 'are 0'}",
             others=("cluster.local_workers",),
+        )
+
+
+def _standing_link(recipe: Recipe) -> Iterator[Contradiction]:
+    if recipe.cluster.standing_link and recipe.train.mode == "side":
+        yield Contradiction(
+            key="cluster.standing_link",
+            text='has no meaning with mode = "side", which has a link of its own for each start',
+            others=("train.mode",),
         )
 
 

@@ -21,6 +21,7 @@ def test_a_recipe_says_what_devices_and_server_agree_on():
 @pytest.mark.parametrize(
     ("options", "words"),
     [
+        ({"standing_link": True, "workers": 2}, "has no meaning with mode"),
         ({"mode": "pipeline", "rank": 8}, "is for side-tuning"),
         ({"mode": "pipeline", "local_workers": [DEVICE, SERVER]}, 'only a run with mode = "side" has one'),
         ({"method": "lora"}, "the network beside the model is trained"),
