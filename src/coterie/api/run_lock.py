@@ -23,17 +23,11 @@ def hold_folder(folder: Path) -> Iterator[None]:
         StorageError: It cannot be made or written.
     """
     is_new = not folder.exists()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(folder / LOCK, timeout=0)
-        lock.acquire()
-    except Timeout as error:
-        raise UsageError(
-            f"another run is using {folder}",
-            hint="wait for it or stop it, or give this run a folder of its own with --output",
-        ) from error
-    except OSError as error:
-        raise cannot_write(folder, error) from error
+    busy = UsageError(
+        f"another run is using {folder}",
+        hint="wait for it or stop it, or give this run a folder of its own with --output",
+    )
+    lock = _acquired(folder / LOCK, busy)
     try:
         yield
     finally:
@@ -53,19 +47,25 @@ def hold_door(cluster: ClusterSection) -> Iterator[None]:
     if not cluster.standing_link:
         yield
         return
-    folder = config_folder()
-    lock = FileLock(folder / "door.lock", timeout=0)
-    try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        lock.acquire()
-    except Timeout as error:
-        raise UsageError(
-            "another run of yours uses the standing link",
-            hint="wait for it or stop it, or start this run without standing_link",
-        ) from error
-    except OSError as error:
-        raise cannot_write(folder, error) from error
+    busy = UsageError(
+        "another run of yours uses the standing link",
+        hint="wait for it or stop it, or start this run without standing_link",
+    )
+    lock = _acquired(config_folder() / "door.lock", busy, mode=0o700)
     try:
         yield
     finally:
         lock.release()
+
+
+def _acquired(file: Path, busy: UsageError, *, mode: int = 0o777) -> FileLock:
+    """The lock on a file, whose folder is made (with `mode`) if it is not there; `busy` is raised if another has it."""
+    lock = FileLock(file, timeout=0)
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True, mode=mode)
+        lock.acquire()
+    except Timeout as error:
+        raise busy from error
+    except OSError as error:
+        raise cannot_write(file.parent, error) from error
+    return lock

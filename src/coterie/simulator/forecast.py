@@ -2,10 +2,10 @@
 
 import msgspec
 
+from coterie.planner.decide import as_candidate
 from coterie.planner.plan import Plan
-from coterie.planner.problem import CODEC_SIZE, Problem, StageChoice
+from coterie.planner.problem import CODEC_SIZE, Problem
 from coterie.planner.request import PlanRequest
-from coterie.planner.search import Candidate
 from coterie.planner.timing import stage_times
 from coterie.schedules.checks import check
 from coterie.schedules.orders import make_schedule
@@ -49,7 +49,7 @@ def simulate_plan(plan: Plan, request: PlanRequest, *, steps: int) -> Forecast:
         plan.schedule, stages=len(plan.stages), micro_batches=plan.micro_batches, steps=steps, in_flight=in_flight
     )
     check(schedule, in_flight=in_flight)
-    candidate = _as_candidate(plan, request)
+    candidate = as_candidate(plan, request)
     timeline = simulate_times(schedule, stage_times(candidate))
     problem, stages = candidate.problem, candidate.stages
     exchange_s = problem.exchange_s(stages[0].device, stages[-1].device)
@@ -79,21 +79,3 @@ def simulate_plan(plan: Plan, request: PlanRequest, *, steps: int) -> Forecast:
 def _ways(problem: Problem, cut: int) -> int:
     """Does anything come back over the link at this cut? A gradient, where something is trained before it."""
     return 1 if problem.kind == "forward" or cut <= problem.first_backward_unit else 2
-
-
-def _as_candidate(plan: Plan, request: PlanRequest) -> Candidate:
-    problem = Problem(request, plan.micro_batches)
-    index = {device.worker: number for number, device in enumerate(problem.devices)}
-    stages = tuple(
-        StageChoice(
-            device=index[stage.worker],
-            first_unit=stage.first_unit,
-            stop_unit=stage.stop_unit,
-            depth=stage.in_flight,
-            recompute=stage.recompute,
-            allocator=stage.allocator,
-            codec=stage.send_codec,
-        )
-        for stage in plan.stages
-    )
-    return Candidate(problem, stages, problem.cost(stages))
