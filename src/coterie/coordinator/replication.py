@@ -12,13 +12,18 @@ MOST_PART = 0.03
 """Of the time that training takes, for copies of more than that."""
 
 USUAL_BYTES_PER_S = 12.5e6
-"""100 Mbit/s, where nobody has measured."""
+"""100 Mbit/s, since nobody measures the way to the coordinator."""
+
+LOCAL_BYTES_PER_S = 250e6
+"""Where all workers run on the coordinator's own machine; some GB/s go over loopback, but it computes beside that."""
 
 MEMORY_PART = 0.25
 """Of the coordinator's free memory at most, for the two copies that it holds while one replaces the other."""
 
 
-def replicate_every(plan: Plan, units: tuple[UnitBytes, ...], *, wanted: int, free_bytes: int) -> int:
+def replicate_every(
+    plan: Plan, units: tuple[UnitBytes, ...], *, wanted: int, free_bytes: int, bytes_per_s: float = USUAL_BYTES_PER_S
+) -> int:
     """Optimizer steps between two copies; 0: none are made, since the coordinator could not hold them.
 
     Args:
@@ -26,6 +31,7 @@ def replicate_every(plan: Plan, units: tuple[UnitBytes, ...], *, wanted: int, fr
         units: What each unit weighs.
         wanted: By the recipe; 0 leaves it to this function.
         free_bytes: Memory that the coordinator's machine has free.
+        bytes_per_s: From a worker to the coordinator.
     """
     total_bytes = sum(unit.trained_bytes for unit in units)
     if 2 * total_bytes > MEMORY_PART * free_bytes:
@@ -37,5 +43,5 @@ def replicate_every(plan: Plan, units: tuple[UnitBytes, ...], *, wanted: int, fr
     largest = max(
         sum(unit.trained_bytes for unit in units[stage.first_unit : stage.stop_unit]) for stage in plan.stages
     )
-    seconds = largest / USUAL_BYTES_PER_S
+    seconds = largest / bytes_per_s
     return max(math.ceil(seconds / (MOST_PART * max(plan.predicted_step_s, 1e-3))), 1)

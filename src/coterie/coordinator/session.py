@@ -28,7 +28,15 @@ from coterie.coordinator.planning import make_job_plan
 from coterie.coordinator.shards import ShardSource, send_stage
 from coterie.coordinator.side_spec import backbone_spec
 from coterie.coordinator.stopping import StopRequests
-from coterie.errors import CoterieError, InterruptedRunError, NetworkError, ProtocolError, WorkerLostError
+from coterie.errors import (
+    CoterieError,
+    DoesNotFitError,
+    InterruptedRunError,
+    NetworkError,
+    OutOfMemoryError,
+    ProtocolError,
+    WorkerLostError,
+)
 from coterie.ids import WorkerId
 from coterie.jobs.model_spec import ModelSpec
 from coterie.jobs.roles import WorkerRole
@@ -112,7 +120,7 @@ class Session:
     async def run(self, work: Callable[[], Awaitable[_T]], *, advice: Callable[[], str] = lambda: "") -> _T:
         """Open the port, do the work, and tell every worker goodbye, whatever happened.
 
-        `advice()` says how to go on after a stop or a lost worker.
+        `advice()` says how to go on after a stop, or when workers are lost or short of memory.
 
         Raises:
             InterruptedRunError: A stop was requested.
@@ -131,7 +139,7 @@ class Session:
                 return await work()
         except CoterieError as error:
             farewell = error.message
-            if isinstance(error, WorkerLostError):
+            if isinstance(error, WorkerLostError | OutOfMemoryError | DoesNotFitError):
                 error.hint = "; ".join(filter(None, (error.hint, advice())))
             self._observer.record(FaultRecord(slug=error.slug, message=error.message))
             raise

@@ -16,7 +16,7 @@ from coterie.coordinator.job import Job
 from coterie.coordinator.ledger import StepEntry
 from coterie.coordinator.planning import next_request
 from coterie.coordinator.replicas import Replica, ReplicaStore
-from coterie.coordinator.replication import replicate_every
+from coterie.coordinator.replication import LOCAL_BYTES_PER_S, USUAL_BYTES_PER_S, replicate_every
 from coterie.coordinator.session import Session
 from coterie.coordinator.shards import trained_shapes
 from coterie.coordinator.trainer import Trainer
@@ -148,6 +148,7 @@ class Stages:
         if again:
             self._books.planned(plan)
             self.crew.planned()
+        self.crew.have_held(stages)
         self._books.stages_stand(ready)
         self._begin(plan)
         self.stand_s = self._clock.now() - start_s
@@ -171,8 +172,14 @@ class Stages:
 
     def _replicate_every(self, plan: Plan) -> int:
         free_bytes = memory_budget(None, device_type="cpu").bytes
-        wanted = self._job.recipe.cluster.replicate_every
-        return replicate_every(plan, self.unit_bytes, wanted=wanted, free_bytes=free_bytes)
+        cluster = self._job.recipe.cluster
+        return replicate_every(
+            plan,
+            self.unit_bytes,
+            wanted=cluster.replicate_every,
+            free_bytes=free_bytes,
+            bytes_per_s=LOCAL_BYTES_PER_S if cluster.all_local else USUAL_BYTES_PER_S,
+        )
 
     async def _tell_spares(self, version: int, staged: Collection[WorkerId], reason: str) -> None:
         spares = [member for worker, member in self._members.by_id.items() if worker not in staged]

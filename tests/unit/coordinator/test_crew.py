@@ -57,3 +57,12 @@ def test_the_battery_of_a_long_run_does_not_fill_the_memory(crew):
         history = crew.note_battery(A, BatterySample(at_s=float(second), charge=0.5))
     assert len(history) == MOST_SAMPLES
     assert history[-1].at_s == MOST_SAMPLES + 4
+
+
+def test_a_process_that_has_held_a_stage_is_planned_with_less_until_it_is_a_new_one():
+    crew = Crew(ClusterProfile(devices=(device(A), device(B))))
+    crew.have_held([A])
+    assert [found.memory_bytes for found in crew.cluster([A, B]).devices] == [950, 1000]
+    assert [found.memory_bytes for found in crew.cluster([A, B]).devices] == [950, 1000]
+    crew.add(ClusterProfile(devices=(device(A),)))
+    assert sorted(found.memory_bytes for found in crew.cluster([A, B]).devices) == [1000, 1000]

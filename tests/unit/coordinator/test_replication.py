@@ -5,7 +5,13 @@ from itertools import pairwise
 import msgspec
 import pytest
 
-from coterie.coordinator.replication import MOST_PART, SMALL_BYTES, USUAL_BYTES_PER_S, replicate_every
+from coterie.coordinator.replication import (
+    LOCAL_BYTES_PER_S,
+    MOST_PART,
+    SMALL_BYTES,
+    USUAL_BYTES_PER_S,
+    replicate_every,
+)
 from coterie.ids import WorkerId
 from coterie.planner.plan import MemoryEstimate, Plan, StageAssignment
 from coterie.planner.rebalance import UnitBytes
@@ -80,3 +86,12 @@ def test_what_the_coordinator_cannot_hold_is_not_copied():
 def test_a_plan_that_says_nothing_of_its_time_is_no_division_by_zero():
     free = plan(0, 1, step_s=0.0)
     assert replicate_every(msgspec.structs.replace(free), units(100 * MIB), wanted=0, free_bytes=8 * GIB) > 1
+
+
+def test_what_need_not_cross_a_network_is_copied_more_often():
+    sizes = units(100 * MIB, 60 * MIB)
+    near, far = (
+        replicate_every(plan(0, 1, 2), sizes, wanted=0, free_bytes=8 * GIB, bytes_per_s=rate)
+        for rate in (LOCAL_BYTES_PER_S, USUAL_BYTES_PER_S)
+    )
+    assert 1 <= near < far / 10
