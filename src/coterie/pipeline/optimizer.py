@@ -48,8 +48,13 @@ class StageOptimizer:
         """Per parameter name, its tensors; they are the live ones, to be written or copied before the next update."""
         return {name: dict(tensors) for name, tensors in self._state.items()}
 
-    def load_state(self, state: Mapping[str, ParameterState], parameters: Mapping[str, Tensor]) -> None:
+    def load_state(
+        self, state: Mapping[str, ParameterState], parameters: Mapping[str, Tensor], *, hand_over: bool = False
+    ) -> None:
         """Replace the state by copies of `state`; parameters without an entry start afresh.
+
+        With `hand_over` its tensors themselves are used and changed, as far as they lie on the right device: a stage
+        that is built from a replica has no room for moments twice.
 
         Raises:
             CheckpointError: An entry belongs to no parameter of this stage, or has another shape or other tensors.
@@ -70,7 +75,7 @@ class StageOptimizer:
                     hint="resume with the optimizer that the checkpoint was made with",
                 )
             loaded[name] = {
-                key: tensor.detach().to(device=parameter.device, dtype=torch.float32, copy=True)
+                key: tensor.detach().to(device=parameter.device, dtype=torch.float32, copy=not hand_over)
                 for key, tensor in tensors.items()
             }
         self._state = loaded

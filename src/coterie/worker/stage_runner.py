@@ -111,7 +111,7 @@ class StageRunner:
             optimizer = StageOptimizer(self._assign.optimizer)
             state = _optimizer_state(tensors)
             if state:
-                optimizer.load_state(state, stage.trainable())
+                optimizer.load_state(state, stage.trainable(), hand_over=True)
         except (MemoryError, RuntimeError) as error:
             if is_out_of_memory(error):
                 raise self.out_of_memory(error) from error
