@@ -89,6 +89,15 @@ def limit_memory(limit_bytes: int) -> bool:
     return resource.getrlimit(resource.RLIMIT_DATA)[0] == data_bytes
 
 
+def renew_memory_limit(limit_bytes: int) -> None:
+    """Count anew for the limit that `limit_memory` has set, unless somebody has changed it since.
+
+    Memory that a stage gave back stays mapped, in holes between what is still used, and would be held against the next.
+    """
+    if is_own_limit(private_limit_bytes()):
+        limit_memory(limit_bytes)
+
+
 def lift_memory_limit() -> None:
     """Take the limit back as far as the system allows, for the end of a process: to end in order it needs a thread."""
     if sys.platform == "linux":

@@ -4,6 +4,8 @@ from collections.abc import Callable
 
 from coterie.cluster.messages import Profiled, ProfileRequest
 from coterie.ids import WorkerId
+from coterie.measure.allocator import free_memory
+from coterie.measure.process_memory import renew_memory_limit
 from coterie.profiles.cluster_profile import SharedMemory
 from coterie.profiles.model_profile import ModelProfile
 from coterie.transport.identity import open_identity
@@ -45,6 +47,12 @@ class OwnDevice:
     def sharing_at(self, rows: int) -> DeviceSharing | None:
         """Its compute backends, if they are to share layers in micro-batches of `rows` rows."""
         return self._sharing if self._shares_at(rows) else None
+
+    def free_memory(self) -> None:
+        """Give back what a stage has left; a limit that is enforced on this process counts from there."""
+        free_memory()
+        if self.settings.enforce_memory and self.settings.memory_bytes:
+            renew_memory_limit(self.settings.memory_bytes)
 
     def close(self) -> None:
         """End all backends, and let another worker use the identity. Idempotent."""

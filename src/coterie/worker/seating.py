@@ -10,7 +10,6 @@ from coterie.cluster.shard_messages import ShardOffer
 from coterie.errors import BackendError, CoterieError, NetworkError, OutOfMemoryError, ProtocolError, WorkerLostError
 from coterie.ids import WorkerId
 from coterie.logs import get_logger
-from coterie.measure.allocator import free_memory
 from coterie.models.anatomy import describe
 from coterie.transport.frame import Frame
 from coterie.transport.stream_link import StreamLink
@@ -126,7 +125,7 @@ class Seating:
             lacking = self._holdings.lacking(assign.held_units)
             has_let_go = self._holdings.keep_only(assign.spec, set(assign.held_units) & own_units(assign))
             if had_stage or has_let_go:
-                await asyncio.to_thread(free_memory)
+                await asyncio.to_thread(self._device.free_memory)
             if lacking:
                 self._holdings.clear()
                 units = ", ".join(map(str, lacking))
@@ -148,7 +147,7 @@ class Seating:
         async with self._changing:
             self.version = version
             await self._give_up()
-            await asyncio.to_thread(free_memory)
+            await asyncio.to_thread(self._device.free_memory)
             self.trouble = None
         self._say(f"standing by without a stage{f': {reason}' if reason else ''}")
         await self._send(Standing(plan_version=version), version)
@@ -266,7 +265,7 @@ class Seating:
         except NetworkError:
             log.info("the coordinator is gone too: its reader says so")
         await self._give_up()
-        await asyncio.to_thread(free_memory)
+        await asyncio.to_thread(self._device.free_memory)
 
     def wake(self) -> None:
         """Let the compute thread come to its end: the worker is about to leave."""
