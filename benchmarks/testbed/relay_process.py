@@ -117,6 +117,7 @@ class Line:
                 data = await reader.read(CHUNK_BYTES)
             except ConnectionError:
                 data = b""  # a reset goes on as an end
+            await self.flowing.wait()  # the read may have waited from before a cut: what it got has not passed yet
             way.moved_bytes += len(data)
             await queue.put((way.take(len(data), clock.time()), data))
         await delivery
