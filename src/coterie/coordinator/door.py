@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from coterie.clock import Clock
+from coterie.clock import Clock, SystemClock
 from coterie.cluster.messages import Hello
 from coterie.errors import JoinRefusedError, StorageError
 from coterie.ids import WorkerId
@@ -32,6 +32,8 @@ _CERTIFICATE = "certificate.json"
 _BOOK = "book.json"
 _TICKET_BYTES = 16
 _LISTEN_S = 0.05
+_WRITE_AGAIN_S = 30.0
+"""After who is in could not be written down."""
 _MOST_GUESTS = 256
 """That a standing door knows; older ones need a token again."""
 
@@ -87,6 +89,8 @@ class Door:
         certificate, book = _read(folder) if folder is not None and (reopen or standing) else (None, None)
         self.certificate = certificate or make_identity()
         self.port = book.port if book else 0
+        self._clock = clock or SystemClock()
+        self._unwritten_since_s: float | None = None
         self._tokens = JoinTokens(clock, book.tokens if book and not standing else ())
         self._guests = {guest.identity: guest for guest in book.guests} if book else {}
         self._new: set[str] = set()
@@ -169,7 +173,7 @@ class Door:
             Its fresh ticket; empty for a device without an identity.
         """
         if not hello.identity:
-            self._save()
+            self._keep()
             return ""
         old = self._guests.get(hello.identity)
         if old is None:
@@ -184,7 +188,7 @@ class Door:
             pending=ticket,
             token=old.token if old else digest_of(hello.token),
         )
-        self._save()
+        self._keep()
         return ticket
 
     def heard(self, hello: Hello) -> None:
@@ -192,13 +196,15 @@ class Door:
         guest = self._guests.get(hello.identity)
         if guest is not None and guest.ticket != guest.pending:
             self._guests[hello.identity] = msgspec.structs.replace(guest, ticket=guest.pending)
-            self._save()
+            self._keep()
+        elif self._unwritten_since_s is not None and self._clock.now() - self._unwritten_since_s >= _WRITE_AGAIN_S:
+            self._keep()
 
     def turn_away(self, hello: Hello) -> None:
         """Undo `knock` for a device that is not let in for another reason than what it showed."""
         if hello.identity not in self._guests:
             self._tokens.give_back(digest_of(hello.token))
-            self._save()
+            self._keep()
 
     def left_early(self, hello: Hello) -> None:
         """A device has left before the run began: its token is good for another one, which may be itself again."""
@@ -207,7 +213,21 @@ class Door:
         guest = self._guests.pop(hello.identity, None)
         self._new.discard(hello.identity)
         self._tokens.give_back(guest.token if guest else digest_of(hello.token))
-        self._save()
+        self._keep()
+
+    def _keep(self) -> None:
+        """Write down who came or went. A disk that is full refuses no device: it is tried again later.
+
+        Until then a coordinator that was killed takes whoever it did not write down for a copy, or for a stranger.
+        """
+        try:
+            self._save()
+        except StorageError as error:
+            if self._unwritten_since_s is None:
+                log.warning("%s; devices are let in, but would not be known again by --resume", error.message)
+            self._unwritten_since_s = self._clock.now()
+        else:
+            self._unwritten_since_s = None
 
     def _save(self) -> None:
         if self._folder is None:

@@ -203,6 +203,30 @@ def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path):
         Door(tmp_path / "file" / "door")
 
 
+def test_a_device_is_let_in_while_nothing_can_be_written_and_written_down_as_soon_as_it_can(tmp_path, device, caplog):
+    clock = FakeClock()
+    folder, away = tmp_path / "door", tmp_path / "away"
+    door = Door(folder, clock=clock)
+    token = door.issue(uses=1)
+    folder.rename(away)
+    folder.write_text("in the way: like a full disk, it lets nobody write")
+    first = hello(door, token, device)
+    door.knock(first)
+    ticket = door.let_in(first, BOARD)
+    door.heard(first)
+    again = hello(door, token, device, ticket)
+    assert door.knock(again) == BOARD
+    ticket = door.let_in(again, BOARD)
+    door.heard(again)
+    assert caplog.text.count("cannot keep who may join") == 1, "said once"
+    folder.unlink()
+    away.rename(folder)
+    clock.advance(60.0)
+    door.heard(again)
+    reopened = Door(folder, clock=clock, reopen=True)
+    assert reopened.knock(hello(reopened, token, device, ticket)) == BOARD
+
+
 def test_a_standing_door_knows_devices_of_earlier_runs_and_no_token_of_theirs(tmp_path, device):
     first = Door(tmp_path, standing=True)
     first.opened(4711)
