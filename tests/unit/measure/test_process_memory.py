@@ -126,3 +126,48 @@ lift_memory_limit()
 print(private_limit_bytes(), len(bytearray(64 << 20)))
 """
     assert run_python(code).stdout.split() == ["None", str(64 * MIB)]
+
+
+@linux_only
+def test_a_limit_that_is_renewed_holds_what_was_given_back_but_stays_mapped_against_nobody() -> None:
+    code = """
+import mmap
+from coterie.measure.process_memory import current_rss_bytes, limit_memory, renew_memory_limit
+
+MIB = 1 << 20
+limit = current_rss_bytes() + 64 * MIB
+assert limit_memory(limit)
+block = mmap.mmap(-1, 48 * MIB, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+for offset in range(0, len(block), mmap.PAGESIZE):
+    block[offset] = 1
+block.madvise(mmap.MADV_DONTNEED)  # what an allocator does with a hole in its heap
+
+def fits(size):
+    try:
+        return bool(bytearray(size))
+    except MemoryError:
+        return False
+
+print(fits(48 * MIB))
+renew_memory_limit(limit)
+print(fits(48 * MIB), fits(128 * MIB))
+"""
+    done = run_python(code)
+    assert done.stdout.split() == ["False", "True", "False"], done.stderr
+
+
+@linux_only
+def test_a_limit_that_somebody_else_has_set_since_is_not_renewed() -> None:
+    code = """
+import resource
+from coterie.measure.process_memory import current_rss_bytes, limit_memory, private_limit_bytes, renew_memory_limit
+
+limit = current_rss_bytes() + (64 << 20)
+assert limit_memory(limit)
+tighter = private_limit_bytes() - (32 << 20)
+resource.setrlimit(resource.RLIMIT_DATA, (tighter, resource.getrlimit(resource.RLIMIT_DATA)[1]))
+renew_memory_limit(limit)
+print(private_limit_bytes() == tighter)
+"""
+    done = run_python(code)
+    assert done.stdout.split() == ["True"], done.stderr
