@@ -14,6 +14,18 @@ def failed(error: CoterieError) -> Failed:
     return Failed(slug=error.slug, message=error.message, hint=error.hint, step=step, micro_batch=micro_batch)
 
 
+def without_frames(error: CoterieError) -> CoterieError:
+    """The same error, letting go of the frames that it went through, and of what their variables hold.
+
+    A stage's compute thread refers to all its weights there; they would outlive the stage as long as its error is kept.
+    """
+    link: BaseException | None = error
+    while link is not None:
+        link.__traceback__ = None
+        link = link.__cause__ or link.__context__
+    return error
+
+
 def explained(error: BaseException) -> CoterieError:
     """Any exception as one of ours: memory that ran out is known as such, all else is a bug."""
     if isinstance(error, CoterieError):

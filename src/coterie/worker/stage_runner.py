@@ -31,6 +31,7 @@ from coterie.pipeline.throttle import Throttle
 from coterie.schedules import make_schedule
 from coterie.tasks.catalog import get_task
 from coterie.units import MIB, format_bytes
+from coterie.worker.last_words import explained, without_frames
 from coterie.worker.network_ports import NetworkPorts
 from coterie.worker.outbox import Outbox
 from coterie.worker.replica_sender import ReplicaSender
@@ -39,6 +40,7 @@ from coterie.worker.sharing import DeviceSharing, StageSharing
 from coterie.worker.side_ports import SidePorts
 from coterie.worker.side_stage import SideForward
 from coterie.worker.superseded import SupersededError
+from coterie.worker.trained_copies import TrainedCopies
 from coterie.worker.trained_state import by_unit, unit_frame
 
 log = get_logger(__name__)
@@ -83,6 +85,8 @@ class StageRunner:
         self._shared: StageSharing | None = None
         self.replica_outboxes: Mapping[WorkerId, Outbox] = {}
         """Where replicas of the trained state go; empty: none are made."""
+        self.copies = TrainedCopies(None)
+        """Where this worker keeps its own."""
 
     def build(self, tensors: Mapping[str, Tensor], held: Mapping[str, Tensor], ports: NetworkPorts) -> None:
         """Build the stage from the tensors of its units; runs in a helper thread.
@@ -155,7 +159,7 @@ class StageRunner:
     def _taker(self, stage: StageModule) -> ReplicaSender | None:
         if not self.replica_outboxes:
             return None
-        return ReplicaSender(stage, self._assign, self._worker, self.replica_outboxes)
+        return ReplicaSender(stage, self._assign, self._worker, self.replica_outboxes, copies=self.copies)
 
     def out_of_memory(self, error: BaseException) -> OutOfMemoryError:
         """The error with the numbers of this device."""
@@ -219,13 +223,11 @@ class StageRunner:
         except SupersededError:
             log.info("stage %d is given up", self._assign.stage)
         except CoterieError as error:
-            self._on_failure(self.out_of_memory(error) if isinstance(error, OutOfMemoryError) else error)
+            ended = self.out_of_memory(error) if isinstance(error, OutOfMemoryError) else error
+            self._on_failure(without_frames(ended))
         except Exception as error:
-            self._on_failure(
-                self.out_of_memory(error)
-                if is_out_of_memory(error)
-                else CoterieError(f"{type(error).__name__}: {error}", hint="this is a bug: please report it")
-            )
+            ended = self.out_of_memory(error) if is_out_of_memory(error) else explained(error)
+            self._on_failure(without_frames(ended))
 
     def _run_segment(self, job: RunSegment) -> None:
         if self._side is not None:
@@ -264,9 +266,12 @@ class StageRunner:
         assert self._stage is not None
         assert self._optimizer is not None
         outbox = self._outbox_to(COORDINATOR)
-        for unit, tensors in by_unit(self._stage, self._stage.trainable(), self._optimizer.state()).items():
+        units = by_unit(self._stage, self._stage.trainable(), self._optimizer.state())
+        for unit, tensors in units.items():
             outbox.post(unit_frame(STATE, (self._worker, COORDINATOR), self._assign, (job.step, unit), tensors))
         outbox.post(control(StateSent(step=job.step), source=self._worker, plan_version=self._assign.plan.version))
+        if self.replica_outboxes:
+            self.copies.keep_own(job.step, units, are_live=True)
         # The buffers are the parameters themselves: they must be out before the next update changes them.
         outbox.wait_until_sent()
 
