@@ -9,13 +9,16 @@ import torch
 from coterie.api import training
 from coterie.checkpoint.names import checkpoint_folder, replica_folder, saved_steps
 from coterie.checkpoint.store import CheckpointStore
+from coterie.cluster.fault_messages import Leaving
+from coterie.cluster.messages import Goodbye, control
 from coterie.coordinator.run import TrainingRun
 from coterie.errors import WorkerLostError
 from coterie.metrics.fault_records import MembershipRecord, RecoveryRecord
-from coterie.metrics.records import StepRecord
+from coterie.metrics.records import FaultRecord, StepRecord
 from coterie.worker.settings import WorkerSettings
 
 STEPS = 12
+TRAIN_STEPS_OF_AN_EPOCH = 9
 
 
 class Saboteur:
@@ -119,6 +122,58 @@ def test_a_run_without_a_flush_goes_on_too(tmp_path, make_recipe, cluster, run, 
     assert recovery.plan_version == 2
     assert result.summary.recoveries == (recovery,)
     assert len(result.summary.devices) == 3, "the one that was lost has worked, too"
+
+
+def test_a_worker_that_wants_to_leave_where_the_pipeline_is_not_empty_is_let_go_before_it_is(
+    tmp_path, make_recipe, cluster, run, saboteur
+):
+    recipe = make_recipe(tmp_path / "run", **options("lora", "stash"))
+    watcher, asked = cluster(), []
+
+    def wish(record):
+        if isinstance(record, StepRecord) and record.step == 4 and not asked:
+            members = saboteur.runs[-1].session.members
+            asked.append(record.workers[1].worker)
+            members.on_wish(members.by_id[asked[0]], Leaving(reason="its owner needs it"))
+
+    watcher.on_record = wish
+    result = run(recipe, watcher)
+    changes = [record for record in watcher.records if isinstance(record, MembershipRecord)]
+    assert [(record.worker, record.change, record.reason) for record in changes] == [
+        (asked[0], "left", "its owner needs it")
+    ]
+    assert changes[0].step < TRAIN_STEPS_OF_AN_EPOCH, "not where the next segment begins"
+    (moved,) = result.summary.rebalances
+    assert (moved.cause, moved.plan_version) == ("leaving", 2)
+    assert result.summary.recoveries == ()
+    assert asked[0] not in [stage.worker for stage in result.plan.stages]
+    assert len(result.losses) == STEPS
+    assert all(math.isfinite(loss) for loss in result.losses)
+    assert watcher.failures == {}
+
+
+def test_a_worker_that_goes_without_waiting_to_be_released_has_left_and_is_not_lost(
+    tmp_path, make_recipe, cluster, run, saboteur, undisturbed
+):
+    recipe = make_recipe(tmp_path / "run", **options("lora"))
+    watcher, gone = cluster(), []
+
+    def goodbye(record):
+        if isinstance(record, StepRecord) and record.step == 4 and not gone:
+            members = saboteur.runs[-1].session.members
+            member = members.by_id[record.workers[1].worker]
+            gone.append(member.worker)
+            frame = control(Goodbye(reason="its battery is down to 5 %"), source=member.worker)
+            members._take(member, frame)
+
+    watcher.on_record = goodbye
+    result = run(recipe, watcher)
+    assert_same(recipe, undisturbed("lora"))
+    (recovery,) = result.summary.recoveries
+    assert recovery.line.startswith(f"{recovery.device_name} left at step 5 (its battery is down to 5 %)")
+    (change,) = (record for record in watcher.records if isinstance(record, MembershipRecord))
+    assert change.change == "left"
+    assert not any(isinstance(record, FaultRecord) for record in watcher.records)
 
 
 def test_a_run_whose_last_worker_is_lost_waits_for_it_to_come_back(

@@ -2,8 +2,10 @@
 
 import math
 import statistics
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
+from typing import TypeVar
 
 import msgspec
 
@@ -31,8 +33,13 @@ from coterie.metrics.records import (
 from coterie.planner.plan import Plan, StageAssignment
 from coterie.units import name_units
 
+_Change = TypeVar("_Change", RecoveryRecord, RebalanceRecord)
+
 LAST_STEPS = 10
 """So many say how fast a run is now."""
+
+MOST_CHANGES = 200
+"""Recoveries, and moves of layers, that a summary lists at most: the last ones. The event log has all."""
 
 
 class Bookkeeper:
@@ -42,7 +49,11 @@ class Bookkeeper:
         self, job: Job, plan: Plan, feeder: TrainingFeeder, write: Callable[[AnyRecord], None], clock: Clock
     ) -> None:
         self._job = job
-        self._plans = [plan]
+        self._plan = plan
+        """The one in effect."""
+        self._last_stages: dict[WorkerId, tuple[StageAssignment, Plan]] = {}
+        self._codecs: dict[tuple[WorkerId, WorkerId], str] = {}
+        self._note_plan(plan)
         self._feeder = feeder
         self._write = write
         self._clock = clock
@@ -61,14 +72,16 @@ class Bookkeeper:
         self.losses: list[float] = []
         self.link_paths: dict[WorkerId, str] = {}
         self.evaluations: dict[str, EvaluationRecord] = {}
-        self.recoveries: list[RecoveryRecord] = []
-        self.rebalances: list[RebalanceRecord] = []
+        self.recoveries: deque[RecoveryRecord] = deque(maxlen=MOST_CHANGES)
+        self.rebalances: deque[RebalanceRecord] = deque(maxlen=MOST_CHANGES)
+        self._unlisted = 0
         self.energy: dict[WorkerId, EnergyRecord] = {}
 
-    @property
-    def _plan(self) -> Plan:
-        """The one in effect."""
-        return self._plans[-1]
+    def _note_plan(self, plan: Plan) -> None:
+        """From now on this is the plan."""
+        self._plan = plan
+        self._last_stages |= {stage.worker: (stage, plan) for stage in plan.stages}
+        self._codecs |= {(stage.worker, after.worker): stage.send_codec for stage, after in pairwise(plan.stages)}
 
     @property
     def step_s(self) -> float:
@@ -85,7 +98,7 @@ class Bookkeeper:
             before = self._sent_before.get(pair, (0, 0))
             self._sent_before[pair] = (before[0] + sent[0], before[1] + sent[1])
         self._sent.clear()
-        self._plans.append(plan)
+        self._note_plan(plan)
         self._write(PlanRecord.of(plan))
 
     def rewind(self, step: int) -> int:
@@ -103,10 +116,15 @@ class Bookkeeper:
     def took(self, record: MembershipRecord | RecoveryRecord | RebalanceRecord) -> None:
         """Note what was done about devices that come, go or change."""
         if isinstance(record, RecoveryRecord):
-            self.recoveries.append(record)
-        elif isinstance(record, RebalanceRecord):
-            self.rebalances.append(record)
+            self._list(self.recoveries, record)
+        elif isinstance(record, RebalanceRecord) and record.worth:
+            self._list(self.rebalances, record)
         self._write(record)
+
+    def _list(self, listed: "deque[_Change]", record: "_Change") -> None:
+        """In a run of days with a device that comes and goes the oldest are listed no more."""
+        self._unlisted += len(listed) == listed.maxlen
+        listed.append(record)
 
     def training_begins(self) -> None:
         """Restart the stopwatch: setting up, an evaluation or a checkpoint is no part of the next step's time."""
@@ -214,9 +232,8 @@ class Bookkeeper:
 
     def _stages(self) -> list[tuple[StageAssignment, Plan]]:
         """The stages of the plan in effect, and the last one of each device that had one before and has none now."""
-        found = {stage.worker: (stage, plan) for plan in self._plans for stage in plan.stages}
         now = [stage.worker for stage in self._plan.stages]
-        return [found[worker] for worker in dict.fromkeys((*now, *found))]
+        return [self._last_stages[worker] for worker in dict.fromkeys((*now, *self._last_stages))]
 
     def _device(self, stage: StageAssignment, plan: Plan, seconds: float) -> DeviceSummary:
         return DeviceSummary(
@@ -244,11 +261,6 @@ class Bookkeeper:
 
     def _links(self) -> tuple[LinkSummary, ...]:
         """Tensor bytes between those that are or were neighbours."""
-        codecs = {
-            (stage.worker, after.worker): stage.send_codec
-            for plan in self._plans
-            for stage, after in pairwise(plan.stages)
-        }
         now = self._sent_by_pair()
         pairs = dict.fromkeys((*now, *self._sent_before))
         found = []
@@ -260,7 +272,7 @@ class Bookkeeper:
                     target=target,
                     forward_bytes=sent[0] + before[0],
                     backward_bytes=sent[1] + before[1],
-                    codec=codecs[source, target],
+                    codec=self._codecs[source, target],
                     path=self.link_paths.get(source, ""),
                 )
             )
@@ -271,6 +283,7 @@ class Bookkeeper:
         counts = {
             "training rows cut to the context": summary.truncated_rows,
             "training rows without a label skipped": summary.skipped_rows,
+            "earlier losses and moves, in the event log only": self._unlisted,
         }
         return {name: count for name, count in counts.items() if count}
 

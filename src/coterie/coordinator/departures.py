@@ -31,6 +31,10 @@ class Departures:
         """Of those that are due."""
         return frozenset(self._due)
 
+    def of(self, worker: WorkerId) -> Departure | None:
+        """Why one is to leave, whether it can be spared or not; None: it is not."""
+        return self._due.get(worker) or self._refused.get(worker)
+
     def add(self, departure: Departure) -> bool:
         """A worker is to leave; False if that was known."""
         if departure.worker in self._due or departure.worker in self._refused:

@@ -5,7 +5,7 @@ import contextlib
 import math
 from collections.abc import Callable
 
-from coterie.cluster.fault_messages import Vitals
+from coterie.cluster.fault_messages import TrainedWants, Vitals
 from coterie.cluster.message import Message
 from coterie.cluster.messages import AnyMessage, Failed, Heartbeat, Hello, control
 from coterie.cluster.shard_messages import ShardWants
@@ -33,6 +33,7 @@ class Member:
     Attributes:
         is_owner: Whether it runs on the data owner's own machine, started by the coordinator there.
         has_ended: Set when it has said goodbye, or its link is closed.
+        has_left: Whether it has said goodbye.
         unread: Messages of it that wait to be read.
         aside: What it says while it has no stage: answers to whoever measures it.
         on_broken: Called with what broke the link, when something is sent to it in vain.
@@ -49,11 +50,12 @@ class Member:
         self.is_relaying = False
         self.is_gone = False
         self.has_ended = asyncio.Event()
+        self.has_left = False
         self.ticket = ""
         self.is_owner = False
         self.aside: asyncio.Queue[Event] = asyncio.Queue(MOST_ASIDE)
         self._beat_due_s = -math.inf
-        self._shard_wants: asyncio.Queue[tuple[int, ShardWants]] = asyncio.Queue(MOST_ASIDE)
+        self._wants: asyncio.Queue[tuple[int, ShardWants | TrainedWants]] = asyncio.Queue(MOST_ASIDE)
         self.on_broken: Callable[[WorkerLostError], None] = lambda _error: None
 
     def beats(self, message: Heartbeat, now_s: float, least_pause_s: float) -> bool:
@@ -64,29 +66,49 @@ class Member:
             self._beat_due_s = now_s + least_pause_s
         return is_due
 
+    def says_goodbye(self) -> None:
+        """It leaves, and nobody waits for its link any more."""
+        self.has_left = True
+        self.has_ended.set()
+
     def put_aside(self, event: "Event") -> None:
         """Keep what it says while it has no stage, for whoever measures it; of too much the last is dropped."""
         if not self.aside.full():
             self.aside.put_nowait(event)
 
-    def put_wants(self, plan_version: int, wants: ShardWants) -> None:
-        """Hand an answer to whoever offered shards; of more than anybody asked for the last is dropped."""
-        if not self._shard_wants.full():
-            self._shard_wants.put_nowait((plan_version, wants))
+    def put_wants(self, plan_version: int, wants: ShardWants | TrainedWants) -> None:
+        """Hand an answer to whoever offered something; of more than anybody asked for the last is dropped."""
+        if not self._wants.full():
+            self._wants.put_nowait((plan_version, wants))
 
     async def shard_wants(self, unit: int, plan_version: int) -> ShardWants:
-        """The answer to an offer of one unit's shards; there is one at a time.
+        """The answer to an offer of one unit's shards; there is one offer at a time.
 
         Raises:
             WorkerLostError: The worker is gone.
         """
+        while True:
+            version, wants = await self._next_wants("which shards it needs")
+            if isinstance(wants, ShardWants) and (version, wants.unit) == (plan_version, unit):
+                return wants
+
+    async def trained_wants(self, plan_version: int) -> TrainedWants:
+        """The answer to an `Assign` that begins with trained state of which the worker may have copies.
+
+        Raises:
+            WorkerLostError: The worker is gone.
+        """
+        while True:
+            version, wants = await self._next_wants("which trained layers it has")
+            if isinstance(wants, TrainedWants) and version == plan_version:
+                return wants
+
+    async def _next_wants(self, what: str) -> tuple[int, ShardWants | TrainedWants]:
         while not self.is_gone and not self.link.is_closed:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(ANSWER_POLL_S):
-                    version, wants = await self._shard_wants.get()
-                    if (version, wants.unit) == (plan_version, unit):
-                        return wants
-        lost = WorkerLostError(f"the link to {self.hello.name} broke before it said which shards it needs")
+                    return await self._wants.get()
+        lost = WorkerLostError(f"the link to {self.hello.name} broke before it said {what}")
         self.on_broken(lost)  # its reader may be busy, and not have noticed yet
         raise lost
 
@@ -128,9 +150,10 @@ class Loss:
         at_s: When it was noticed.
         silent_s: Seconds since its last sign of life.
         stays: Only its stage is gone: it may be given a smaller one.
+        has_left: It said goodbye, or was about to leave.
     """
 
-    __slots__ = ("at_s", "error", "member", "reason", "silent_s", "stays")
+    __slots__ = ("at_s", "error", "has_left", "member", "reason", "silent_s", "stays")
 
     def __init__(
         self, member: Member, error: CoterieError, *, reason: str, at_s: float, silent_s: float, stays: bool
@@ -141,6 +164,7 @@ class Loss:
         self.at_s = at_s
         self.silent_s = silent_s
         self.stays = stays
+        self.has_left = member.has_left and not stays
 
 
 def reported_error(member: Member, message: Failed) -> CoterieError:

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 
 from coterie.clock import Clock
-from coterie.cluster.fault_messages import Leaving, MemoryLow
+from coterie.cluster.fault_messages import Leaving, MemoryLow, TrainedWants
 from coterie.cluster.membership import ClusterState, Heard, Joined, Left, apply, decide
 from coterie.cluster.message import Message
 from coterie.cluster.messages import (
@@ -311,11 +311,11 @@ class Members(Inbox):
                 stays = self.survives and frame.header.plan_version > 0
                 self._lose(member, reported_error(member, message), reason=message.message, stays=stays)
             case Goodbye(reason=reason):
-                member.has_ended.set()
-                self._lose(member, WorkerLostError(f"{member.hello.name} left: {reason}"), reason=f"left: {reason}")
+                member.says_goodbye()
+                self._lose(member, WorkerLostError(f"{member.hello.name} left: {reason}"), reason=reason)
             case Leaving() | MemoryLow():
                 self.on_wish(member, message)
-            case ShardWants():
+            case ShardWants() | TrainedWants():
                 member.put_wants(frame.header.plan_version, message)
             case _ if self.is_old(frame):
                 log.info("something of an older plan came from %s", member.worker)

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Protocol
 
+from coterie.clock import Clock, SystemClock
 from coterie.errors import ControlRefusedError
 
 
@@ -20,13 +21,26 @@ class Pause:
     whoever waits for workers' words looks again.
     """
 
-    def __init__(self, on_rest: Callable[[bool], None] = lambda _resting: None) -> None:
+    def __init__(self, on_rest: Callable[[bool], None] = lambda _resting: None, *, clock: Clock | None = None) -> None:
         self._on_rest = on_rest
+        self._clock = clock or SystemClock()
+        self._rested_s = 0.0
+        self._rests_since_s: float | None = None
         self._refusal = "it has not begun to train"
         self._advice = "ask again when it trains; `coterie status` tells"
         self._asked = False
         self.is_resting = False
         self.on_change: Callable[[], None] = lambda: None
+
+    @property
+    def rested_s(self) -> float:
+        """Seconds of all rests so far."""
+        now_s = self._clock.now()
+        return self._rested_s + (now_s - self._rests_since_s if self._rests_since_s is not None else 0.0)
+
+    def is_disturbed(self) -> None:
+        """A rest is no rest any more while something is repaired; it goes on when the next loop says that it idles."""
+        self._rested_s, self._rests_since_s = self.rested_s, None
 
     def steer(self, loop: Pausable, wake: Callable[[], None], *, on_rested: Callable[[], None]) -> None:
         """From now on the run can rest, by this loop.
@@ -42,6 +56,10 @@ class Pause:
             wake()
 
         def note(is_idle: bool) -> None:  # noqa: FBT001 - the loop's callback
+            if not is_idle:
+                self.is_disturbed()
+            elif self._rests_since_s is None:
+                self._rests_since_s = self._clock.now()
             rested, self.is_resting = self.is_resting, is_idle
             if rested != is_idle:
                 self._on_rest(is_idle)

@@ -3,13 +3,14 @@
 import asyncio
 import contextlib
 import secrets
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 import msgspec
 
 from coterie.checkpoint.trained_state import TrainedState
 from coterie.clock import Clock, SystemClock
+from coterie.cluster.fault_messages import CopyTerms
 from coterie.cluster.messages import Assign, ProfileRequest, StageReady, Stop
 from coterie.cluster.side_messages import SideStage
 from coterie.coordinator.acquaintances import Acquaintances
@@ -18,6 +19,7 @@ from coterie.coordinator.desk import RunDesk
 from coterie.coordinator.device_list import DeviceList
 from coterie.coordinator.door import Door
 from coterie.coordinator.gathering import measure_cluster, measure_newcomer
+from coterie.coordinator.holders import HandedOut, Handover
 from coterie.coordinator.job import Job
 from coterie.coordinator.member import Member
 from coterie.coordinator.members import Members
@@ -25,7 +27,7 @@ from coterie.coordinator.observer import RunObserver
 from coterie.coordinator.pairing import answer_pairings
 from coterie.coordinator.pausing import Pause
 from coterie.coordinator.planning import make_job_plan
-from coterie.coordinator.shards import ShardSource, send_stage
+from coterie.coordinator.shards import ShardSource, parts_due, send_stage
 from coterie.coordinator.side_spec import backbone_spec
 from coterie.coordinator.stopping import StopRequests
 from coterie.errors import (
@@ -83,10 +85,12 @@ class Session:
         self._server = FrameServer(self.members.admit, app=self._app, identity=self.door.certificate)
         self._loop: asyncio.AbstractEventLoop | None = None
         self.stop = StopRequests()
-        self.pausing = Pause(self._rests)
+        self.pausing = Pause(self._rests, clock=self.clock)
         self._peer_token = secrets.token_urlsafe(16)
         self.deaths: dict[str, CoterieError] = {}
         """By name how processes of workers ended, in a run that goes on without them."""
+        self.handed_out: dict[WorkerId, HandedOut] = {}
+        """By worker what the last plan that was handed out took."""
         self.desk: RunDesk | None = None
         self._acquaintances = Acquaintances(DeviceList(), self.door.is_own, self.clock)
 
@@ -253,8 +257,7 @@ class Session:
         state: TrainedState | None,
         *,
         side: SideStage | None = None,
-        held: Mapping[WorkerId, frozenset[int]] | None = None,
-        replicate_every: int = 0,
+        handover: Handover | None = None,
     ) -> dict[WorkerId, StageReady]:
         """Give each stage its assignment and weights, and wait until all are built: what each worker says then.
 
@@ -262,8 +265,7 @@ class Session:
             plan: Which stage of it whom.
             state: Where training goes on from; None: the model as it is.
             side: They are stages of a frozen backbone, which run forward only.
-            held: By worker the units whose frozen tensors it has from the plan before.
-            replicate_every: Steps between the replicas that stages send; 0: none.
+            handover: What workers have from the plan before, and what they keep for the next one.
 
         Raises:
             CoterieError: A worker failed, left or fell silent.
@@ -272,13 +274,18 @@ class Session:
         spec = job.spec if side is None else backbone_spec(job.spec)
         source = ShardSource(spec, job.weights, state)
         tied = self._tied_peers(plan) if side is None else {}
+        over = handover or Handover()
+        self.handed_out = {}
 
         async def assign(stage: StageAssignment) -> None:
             if stage.worker not in self.members.by_id:
                 raise WorkerLostError(f"{stage.device_name} has gone while stages were handed out")
             member = self.members.by_id[stage.worker]
             units = range(stage.first_unit, stage.stop_unit)
-            held_units = tuple(unit for unit in units if unit in (held or {}).get(stage.worker, ()))
+            held_units = tuple(unit for unit in units if unit in over.frozen.get(stage.worker, ()))
+            asked = sorted(source.trained_units & over.trained.get(stage.worker, frozenset()))
+            begins_with = [await asyncio.to_thread(source.trained_unit, unit) for unit in asked]
+            terms = over.terms.get(stage.worker, CopyTerms())
             await member.send(
                 Assign(
                     run=job.run,
@@ -292,11 +299,17 @@ class Session:
                     resumed_step=state.step if state else 0,
                     side=side,
                     held_units=held_units,
-                    replicate_every=replicate_every,
+                    replicate_every=over.replicate_every,
+                    copies=msgspec.structs.replace(terms, begins_with=tuple(begins_with)),
                 ),
                 plan_version=plan.version,
             )
-            await send_stage(member, plan, stage.stage, source, job.run, held=held_units)
+            kept = frozenset(asked)
+            if asked:
+                kept -= {*(await member.trained_wants(plan.version)).units}
+            due = parts_due(units, held_units, kept)
+            sent_bytes = await send_stage(member, due, source, job.run, plan.version)
+            self.handed_out[stage.worker] = HandedOut(sent_bytes=sent_bytes, trained=kept)
 
         tasks = [asyncio.ensure_future(assign(stage)) for stage in plan.stages]
         sending = asyncio.gather(*tasks)

@@ -71,7 +71,7 @@ class Supervisor(Stages):
             state=state,
         )
         self._observer = observer
-        self._pending: list[tuple[Loss, int, int]] = []
+        self._pending: list[tuple[Loss, int, int, float]] = []
         self._changed = asyncio.Event()
         self._members.on_left = self._spare_left
         self.on_step.append(lambda _step, _entry: self.went_on())
@@ -105,6 +105,7 @@ class Supervisor(Stages):
             CoterieError: Nobody is left, or those that are cannot hold the model, and nobody came in time.
         """
         last = losses[-1]
+        self._session.pausing.is_disturbed()
         while True:
             for last in losses:
                 self._take_loss(last)
@@ -119,19 +120,23 @@ class Supervisor(Stages):
 
     def _take_loss(self, loss: Loss) -> None:
         worker, done = loss.member.worker, self.step
-        self._held.pop(worker, None)
+        self.holders.forget(worker)
+        departure = self.departures.of(worker)
+        if departure is not None and not loss.stays:  # gone for that reason, whatever it still said
+            loss.reason, loss.has_left = f"{departure.cause}: {departure.reason}", True
         if not loss.stays:
             if self._members.by_id.get(worker) in (None, loss.member):  # else it is back, and measured anew
                 self.crew.forget(worker)
             self.departures.forget(worker)
-            self.note_membership(loss.member, "lost", loss.reason)
+            self.note_membership(loss.member, "left" if loss.has_left else "lost", loss.reason)
         elif isinstance(loss.error, OutOfMemoryError) and worker in self.crew.workers:
             # What was planned did not fit, whatever the limit was said to be.
             planned = next((stage.memory.total for stage in self.plan.stages if stage.worker == worker), 0)
             limit_bytes = self.crew.device(worker).memory_bytes
             self.crew.limit(worker, round(MEMORY_LEFT * min(limit_bytes, planned or limit_bytes)))
-        self._observer.record(FaultRecord(slug=loss.error.slug, message=loss.reason, worker=worker, step=done))
-        self._pending.append((loss, done, self.rewind()))
+        if not loss.has_left:
+            self._observer.record(FaultRecord(slug=loss.error.slug, message=loss.reason, worker=worker, step=done))
+        self._pending.append((loss, done, self.rewind(), self._session.pausing.rested_s))
 
     async def _plan_anew(self, loss: Loss) -> Plan:
         """A plan over those that are left, as soon as there is one."""
@@ -185,7 +190,7 @@ class Supervisor(Stages):
             )
 
     def _spare_left(self, member: Member, error: CoterieError) -> None:
-        self._held.pop(member.worker, None)
+        self.holders.forget(member.worker)
         self.crew.forget(member.worker)
         self.departures.forget(member.worker)
         self.note_membership(member, "left", error.message)
@@ -235,7 +240,7 @@ class Supervisor(Stages):
         member = self._members.by_id.get(worker)
         self.departures.forget(worker)
         self.crew.forget(worker)
-        self._held.pop(worker, None)
+        self.holders.forget(worker)
         if member is not None:
             self.note_membership(member, "left", reason)
             await self._members.release(member, Stop(reason=reason, goes_on=True))
@@ -255,7 +260,8 @@ class Supervisor(Stages):
     def went_on(self) -> None:
         """Training goes on after losses, or all that is left to do after it: write down how long that took."""
         pending, self._pending = self._pending, []
-        for loss, done, again in pending:
+        for loss, done, again, rested_s in pending:
+            paused_s = self._session.pausing.rested_s - rested_s
             self._books.took(
                 RecoveryRecord(
                     worker=loss.member.worker,
@@ -265,8 +271,9 @@ class Supervisor(Stages):
                     first_step=done - again,
                     replayed_steps=again,
                     is_gone=not loss.stays,
+                    has_left=loss.has_left,
                     noticed_s=loss.silent_s,
-                    recovered_s=self._clock.now() - loss.at_s,
+                    recovered_s=max(self._clock.now() - loss.at_s - paused_s, 0.0),
                     plan_version=self.plan.version,
                 )
             )

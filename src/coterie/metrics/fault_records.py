@@ -37,9 +37,11 @@ class RecoveryRecord(Record, frozen=True, kw_only=True):
             once more, and the last record of a step counts.
         replayed_steps: Finished steps that were done once more.
         noticed_s: Seconds from the last sign of life to the notice.
-        recovered_s: Seconds from the notice to the end of the next step, replayed ones included.
+        recovered_s: Seconds from the notice to the end of the next step, replayed ones included; without those in which
+            the run was paused.
         plan_version: Of the plan that training went on with.
         is_gone: The device itself was lost, and not its stage alone.
+        has_left: It said that it leaves, or was about to be released, and did not fall silent out of the blue.
     """
 
     worker: str
@@ -52,11 +54,12 @@ class RecoveryRecord(Record, frozen=True, kw_only=True):
     recovered_s: float
     plan_version: int
     is_gone: bool = True
+    has_left: bool = False
 
     @property
     def line(self) -> str:
         """For people."""
-        what = "lost" if self.is_gone else "lost its layers"
+        what = "left" if self.has_left else "lost" if self.is_gone else "lost its layers"
         again = "no step" if not self.replayed_steps else counted(self.replayed_steps, "step")
         return (
             f"{self.device_name} {what} at step {self.step} ({self.reason}), training went on after "

@@ -269,7 +269,7 @@ class SummaryRecord(Record, frozen=True, kw_only=True):
         counts: Further counts worth a line, such as `rows truncated`.
         side: Of a side-tuning run; `steps` then are the server's.
         recoveries: Devices that were lost, and how the run went on.
-        rebalances: Other plans that were weighed, taken or not.
+        rebalances: Other plans that were taken. Of these, and of `recoveries`, the last 200; the event log has all.
         energy: What each device has drawn, where that is known.
     """
 

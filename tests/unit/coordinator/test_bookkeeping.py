@@ -4,15 +4,17 @@ import json
 import math
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 
 from coterie.clock import FakeClock
 from coterie.cluster.fault_messages import Vitals
 from coterie.cluster.messages import MicroBatchDone, StageReady, StepDone
-from coterie.coordinator.bookkeeping import Bookkeeper, energy_of, summary_json
+from coterie.coordinator.bookkeeping import MOST_CHANGES, Bookkeeper, energy_of, summary_json
 from coterie.coordinator.feeders import TrainingFeeder
 from coterie.coordinator.ledger import Ledger
 from coterie.ids import WorkerId
+from coterie.metrics.fault_records import RebalanceRecord, RecoveryRecord
 from coterie.metrics.records import EvaluationRecord, FaultRecord, StepRecord
 from coterie.planner.plan import MemoryEstimate, Plan, StageAssignment
 from coterie.units import MIB
@@ -176,3 +178,40 @@ def test_energy_that_is_no_number_is_not_written_down(joules, is_noted):
         worker=WorkerId("phone"), hello=SimpleNamespace(name="phone"), vitals=Vitals(joules=joules, watts_source="rapl")
     )
     assert (energy_of(member) is not None) == is_noted
+
+
+def test_a_device_that_comes_and_goes_for_days_makes_no_summary_longer_and_longer(books):
+    for number in range(MOST_CHANGES + 3):
+        books.books.planned(msgspec.structs.replace(make_plan(), version=number + 2))
+        books.books.took(
+            RecoveryRecord(
+                worker=LAST,
+                device_name=LAST,
+                reason="the link broke",
+                step=number,
+                first_step=number,
+                replayed_steps=0,
+                noticed_s=0.1,
+                recovered_s=1.0,
+                plan_version=number + 2,
+            )
+        )
+        books.books.took(
+            RebalanceRecord(
+                cause="drift",
+                reason="no gain",
+                step=number,
+                worth=False,
+                gain_s=0.0,
+                cost_s=1.0,
+                moved_units=0,
+                moved_bytes=0,
+                plan_version=number + 2,
+            )
+        )
+    summary = books.books.summary("runs/x")
+    assert [record.step for record in summary.recoveries] == list(range(3, MOST_CHANGES + 3))
+    assert summary.rebalances == ()
+    assert summary.counts["earlier losses and moves, in the event log only"] == 3
+    assert len([record for record in books.records if isinstance(record, RecoveryRecord)]) == MOST_CHANGES + 3
+    assert [device.worker for device in summary.devices] == [FIRST, LAST]

@@ -32,3 +32,14 @@ def test_who_is_gone_is_forgotten():
     departures.forget(WorkerId("phone"))
     departures.somebody_joined()
     assert departures.due == ()
+
+
+def test_why_a_device_is_to_leave_is_known_whether_it_can_be_spared_or_not():
+    departures = Departures()
+    phone = departure("phone")
+    departures.add(phone)
+    assert departures.of(phone.worker) == phone
+    departures.refuse()
+    assert departures.of(phone.worker) == phone
+    departures.forget(phone.worker)
+    assert departures.of(phone.worker) is None

@@ -115,6 +115,25 @@ def test_the_terminal_of_a_run_says_when_it_rests_and_when_it_goes_on():
     assert told == [True, False]
 
 
+def test_rests_are_counted_without_the_time_in_which_something_is_repaired():
+    clock = FakeClock()
+    pause, first, second = Pause(clock=clock), Loop(), Loop()
+    pause.steer(first, lambda: None, on_rested=lambda: None)
+    first.on_idle(True)
+    clock.advance(10.0)
+    assert pause.rested_s == 10.0
+    pause.is_disturbed()  # a worker is lost meanwhile
+    clock.advance(3.0)
+    pause.steer(second, lambda: None, on_rested=lambda: None)
+    second.on_idle(True)
+    clock.advance(20.0)
+    second.on_idle(True)
+    second.on_idle(False)
+    clock.advance(5.0)
+    assert pause.rested_s == 30.0
+    assert not pause.is_resting
+
+
 def test_a_loop_that_takes_the_place_of_another_in_a_pause_rests_too():
     pause, first, second = Pause(), Loop(), Loop()
     pause.steer(first, lambda: None, on_rested=lambda: None)
