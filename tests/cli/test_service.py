@@ -20,7 +20,8 @@ def home(tmp_path, monkeypatch):
     """A user's folders, all below one."""
     for name in ("HOME", "XDG_CONFIG_HOME"):
         monkeypatch.setenv(name, str(tmp_path / name.lower()))
-    monkeypatch.delenv("COTERIE_CONFIG")
+    for name in ("COTERIE_CONFIG", "COTERIE_CACHE"):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(sys, "platform", "linux")
     return tmp_path
 
@@ -64,6 +65,21 @@ def test_remove_deletes_the_link_too_and_may_be_repeated(told, home):
     assert "systemctl --user disable --now coterie-worker" in out
     assert [path for path in home.rglob("*") if path.is_file()] == []
     assert told("service", "remove")[1] == "no service of coterie is installed here\n"
+
+
+@pytest.mark.parametrize("system", ["systemd", "launchd", "windows"])
+def test_a_service_finds_the_folders_that_are_chosen_here_and_is_told_no_secret(told, home, monkeypatch, system):
+    monkeypatch.chdir(home)
+    monkeypatch.setenv("COTERIE_CONFIG", "my settings")
+    monkeypatch.setenv("COTERIE_CACHE", str(home / "cache"))
+    monkeypatch.setenv("COTERIE_IDENTITY", "memory")
+    monkeypatch.setenv("COTERIE_JOIN_TOKEN", SECRET)
+    code, shown, err = told("service", "show", "--system", system)
+    assert code == 0, err
+    assert str(home / "my settings" / "worker.link") in shown
+    for value in (home / "my settings", home / "cache", "memory"):
+        assert str(value) in shown.partition("COTERIE_CONFIG")[2]
+    assert SECRET not in shown
 
 
 @pytest.mark.parametrize(("system", "first"), [("launchd", "launchctl bootstrap"), ("windows", "schtasks /Create")])

@@ -4,13 +4,14 @@ import argparse
 import os
 import shlex
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from coterie.cli.formatting import print_json
 from coterie.cli.parser import Parser
 from coterie.cli.worker import add_flags, settings_from
 from coterie.errors import StorageError, UsageError
-from coterie.transport.user_settings import config_folder
+from coterie.transport.user_settings import IDENTITY_VARIABLE, IN_MEMORY, config_folder
 from coterie.worker.service_files import (
     LABEL,
     NAME,
@@ -25,6 +26,8 @@ LINK_FILE = "worker.link"
 LOG_FILE = "worker.log"
 
 _OF_PLATFORM: dict[str, ServiceSystem] = {"linux": "systemd", "darwin": "launchd", "win32": "windows"}
+_VARIABLES = ("COTERIE_CONFIG", "COTERIE_CACHE", IDENTITY_VARIABLE)
+"""What a worker looks for in its environment: folders and files. No secrets: a join token is not among them."""
 _NO_FLAGS = ("help", "action", "link", "system", "json", "verbose")
 
 
@@ -53,12 +56,13 @@ def run(args: argparse.Namespace) -> int:
     """Write, delete or print the file."""
     system = _system(args.system)
     settings_from(args)  # a wrong flag should be told now, not by a service that does not start
-    folder = config_folder()
+    folder = config_folder().absolute()
     service = WorkerService(
         python=sys.executable,
         flags=_flags(args),
         link_file=str(folder / LINK_FILE),
         log_file=str(folder / LOG_FILE),
+        environment=_environment(os.environ),
     )
     if args.action == "install":
         return _install(args, system, service)
@@ -200,6 +204,23 @@ def _system(chosen: ServiceSystem | None) -> ServiceSystem:
             hint="give --system systemd, launchd or windows; in Termux, run the worker in termux-services or by hand",
         )
     return found
+
+
+def _environment(known: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    """The variables of a worker that are set here: one that the system starts has to find the same folders.
+
+    Raises:
+        UsageError: One has characters that no service's file can hold.
+    """
+    found = []
+    for name in _VARIABLES:
+        value = known.get(name, "")
+        if not value:
+            continue
+        if not value.isprintable():
+            raise UsageError(f"{name} has characters that cannot be printed", hint="choose another folder")
+        found.append((name, value if value == IN_MEMORY else str(Path(value).expanduser().absolute())))
+    return tuple(found)
 
 
 def _flags(args: argparse.Namespace) -> tuple[str, ...]:
