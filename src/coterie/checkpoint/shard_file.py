@@ -162,6 +162,14 @@ def pieces(tensors: Mapping[str, Tensor]) -> Iterator[Buffer]:
             yield flat.view(torch.uint8).numpy().data
 
 
+def state_digest(tensors: Mapping[str, Tensor]) -> str:
+    """The SHA-256 of the file that a unit's tensors would be: of their names, types, shapes and bytes."""
+    digest = hashlib.sha256()
+    for piece in pieces(tensors):
+        digest.update(piece)
+    return digest.hexdigest()
+
+
 def write_pieces(path: Path, data: Iterable[Buffer], limit_bytes: int) -> tuple[str, int]:
     """Write a file piece by piece and put it onto the disk; returns its SHA-256 and its size.
 

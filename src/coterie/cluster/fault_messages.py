@@ -6,9 +6,10 @@ import msgspec
 
 from coterie.cluster.message import Message
 from coterie.cluster.shard_messages import ShardMessage
+from coterie.ids import WorkerId
 
 REPLICA: Final = "replica"
-"""Worker to coordinator: one trained unit's tensors after the header's step.
+"""Worker to coordinator, and to the worker beside it: one trained unit's tensors after the header's step.
 
 Named and described as in a `STATE` frame; body: `UnitBody`. The header's `step` counts the optimizer steps done."""
 
@@ -78,4 +79,41 @@ class Standing(Message, frozen=True, kw_only=True):
     plan_version: int
 
 
-FaultMessage = Replicated | Leaving | MemoryLow | StandBy | Standing | ShardMessage
+class TrainedUnit(msgspec.Struct, frozen=True, kw_only=True):
+    """The trained state of one unit, told by the SHA-256 of all its tensors, in hex."""
+
+    unit: int
+    digest: str
+
+
+class CopyTerms(msgspec.Struct, frozen=True, kw_only=True):
+    """What a stage does with copies of trained state, beside sending its own to the coordinator; part of an `Assign`.
+
+    Attributes:
+        peer: The worker that is sent them too, if there is a direct link to it; empty: none.
+        sources: The workers whose copies come here. Nobody else's are taken, nor of other units than their stages'.
+        limit_bytes: What its own copies of all steps may take together, and those of others once more; 0: none are
+            kept.
+        begins_with: The trained state that the stage begins with, of units that the worker may have copies of. It
+            answers with `TrainedWants` when this is not empty.
+    """
+
+    peer: WorkerId = WorkerId("")
+    sources: tuple[WorkerId, ...] = ()
+    limit_bytes: int = 0
+    begins_with: tuple[TrainedUnit, ...] = ()
+
+
+class TrainedWants(Message, frozen=True, kw_only=True):
+    """Those units of `CopyTerms.begins_with` whose trained state must be sent: there is no copy, or another one."""
+
+    units: tuple[int, ...]
+
+
+class Committed(Message, frozen=True, kw_only=True):
+    """Coordinator to stages: the state after `step` steps is whole there, so that copies of older ones can go."""
+
+    step: int
+
+
+FaultMessage = Replicated | Leaving | MemoryLow | StandBy | Standing | TrainedWants | Committed | ShardMessage

@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from coterie.cluster.fault_messages import FaultMessage, Vitals
+from coterie.cluster.fault_messages import CopyTerms, FaultMessage, Vitals
 from coterie.cluster.message import Message
 from coterie.cluster.side_messages import SideMessage, SideStage
 from coterie.errors import ProtocolError
@@ -164,6 +164,7 @@ class Assign(Message, frozen=True, kw_only=True):
         held_units: Units whose frozen tensors the worker holds from the plan before: `WEIGHTS` frames of these bring
             trained tensors only, and none comes for a unit without any.
         replicate_every: Optimizer steps between replicas of the trained state; 0: none are sent.
+        copies: Which of those are kept by workers.
     """
 
     run: RunId
@@ -178,6 +179,7 @@ class Assign(Message, frozen=True, kw_only=True):
     side: SideStage | None = None
     held_units: tuple[int, ...] = ()
     replicate_every: int = 0
+    copies: CopyTerms = CopyTerms()
 
 
 class PeerHello(Message, frozen=True, kw_only=True):

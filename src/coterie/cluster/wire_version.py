@@ -4,7 +4,7 @@ from typing import Final
 
 import msgspec
 
-WIRE_VERSION: Final = 4
+WIRE_VERSION: Final = 5
 """Raised with every change of `coterie.cluster.messages` that an older peer would misread."""
 
 

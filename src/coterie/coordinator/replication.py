@@ -1,7 +1,9 @@
-"""How often what is trained is copied: as often as is worth its time. Pure."""
+"""How often what is trained is copied, and to whom beside the coordinator. Pure."""
 
 import math
+from collections.abc import Collection
 
+from coterie.ids import WorkerId
 from coterie.planner.plan import Plan
 from coterie.planner.rebalance import UnitBytes
 
@@ -45,3 +47,20 @@ def replicate_every(
     )
     seconds = largest / bytes_per_s
     return max(math.ceil(seconds / (MOST_PART * max(plan.predicted_step_s, 1e-3))), 1)
+
+
+def copy_peers(plan: Plan, owners: Collection[WorkerId]) -> dict[WorkerId, WorkerId]:
+    """Who sends copies of its trained state to whom: each stage to the next one, the last one to the one before it.
+
+    Args:
+        plan: The plan that takes effect.
+        owners: Workers on the data owner's own machine. Where data stay there, the ends send to nobody else: rows of
+            an embedding that have changed tell which tokens the data hold.
+    """
+    stages = plan.stages
+    peers = {}
+    for stage, beside in zip(stages, (*stages[1:], *stages[-2:-1]), strict=False):  # a single stage has nobody
+        is_end = stage.stage in (0, len(stages) - 1)
+        if not (plan.keeps_data_local and is_end) or beside.worker in owners:
+            peers[stage.worker] = beside.worker
+    return peers

@@ -2,12 +2,15 @@
 
 import asyncio
 import threading
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from typing import Literal
 
 from torch import Tensor
 
+from coterie.checkpoint.shard_file import state_digest
 from coterie.checkpoint.trained_state import TrainedState
 from coterie.checkpoint.writing import CheckpointWriter
+from coterie.cluster.fault_messages import TrainedUnit
 from coterie.cluster.messages import OPTIMIZER, PARAMETER, WEIGHTS, UnitBody, pack
 from coterie.coordinator.member import Member
 from coterie.coordinator.shard_offers import Parts, encoded, offer_of, pieces
@@ -17,9 +20,11 @@ from coterie.jobs.model_spec import ModelSpec
 from coterie.models.anatomy import Anatomy, describe
 from coterie.models.frozen_weights import PackedWeights, held_names
 from coterie.models.weights import WeightStore
-from coterie.planner.plan import Plan
 from coterie.tensors.codecs import decode
 from coterie.transport.frame import Frame, FrameHeader
+
+Part = Literal["all", "trained", "frozen"]
+"""Of a unit's tensors: those that training changes, the others, or both."""
 
 
 class ShardSource:
@@ -40,19 +45,28 @@ class ShardSource:
         """Names of the parameters that training changes."""
         return self._anatomy.trainable_names
 
-    def read(self, unit: int, *, trained_only: bool = False) -> dict[str, Tensor]:
-        """All tensors of one unit, named as they travel; `trained_only`: without those that training never changes.
+    def read(self, unit: int, *, part: Part = "all") -> dict[str, Tensor]:
+        """The tensors of one unit, named as they travel; of what is trained the optimizer's state, too.
 
         May be called by several threads; they read one after the other.
         """
         with self._reading:
-            return self._read(unit, trained_only=trained_only)
+            return self._read(unit, part)
 
-    def _read(self, unit: int, *, trained_only: bool) -> dict[str, Tensor]:
+    def trained_unit(self, unit: int) -> TrainedUnit:
+        """By what a worker tells whether it has a unit's trained state; takes its time: all of it is hashed."""
+        return TrainedUnit(unit=unit, digest=state_digest(self.read(unit, part="trained")))
+
+    @property
+    def trained_units(self) -> frozenset[int]:
+        """Those of which a state is kept."""
+        return frozenset() if self._state is None else frozenset(self._state.unit_of.values())
+
+    def _read(self, unit: int, part: Part) -> dict[str, Tensor]:
         names = [*self._anatomy.names_in(unit, unit + 1)]
-        if trained_only:
-            names = [name for name in names if name in self._anatomy.trainable_names]
-        else:
+        if part != "all":
+            names = [name for name in names if (name in self._anatomy.trainable_names) == (part == "trained")]
+        if part != "trained":
             names += [name for name, owner in self._anatomy.buffers.items() if owner == unit]
         state = self._state
         saved: list[str] = [] if state is None else [name for name in names if name in state.unit_of]
@@ -66,24 +80,34 @@ class ShardSource:
         return named
 
 
+def parts_due(units: Iterable[int], held: Collection[int], kept: Collection[int]) -> dict[int, Part]:
+    """What is to be sent of each unit: of those in `held` only what is trained, and of those in `kept` all but that."""
+    return {
+        unit: "trained" if unit in held else "frozen" if unit in kept else "all"
+        for unit in units
+        if unit not in held or unit not in kept
+    }
+
+
 async def send_stage(
-    member: Member, plan: Plan, stage: int, source: ShardSource, run: RunId, *, held: Collection[int] = ()
-) -> None:
-    """Send every unit of a stage, one after the other; of those in `held` what is trained, if anything is."""
-    assignment = plan.stages[stage]
-    for unit in range(assignment.first_unit, assignment.stop_unit):
-        await send_unit(member, unit, source, run, plan.version, trained_only=unit in held)
+    member: Member, parts: Mapping[int, Part], source: ShardSource, run: RunId, plan_version: int
+) -> int:
+    """Send what is due of a stage's units, one after the other; how many bytes of tensors that took."""
+    sent_bytes = 0
+    for unit, part in parts.items():
+        sent_bytes += await send_unit(member, unit, source, run, plan_version, part=part)
+    return sent_bytes
 
 
 async def send_unit(
-    member: Member, unit: int, source: ShardSource, run: RunId, plan_version: int, *, trained_only: bool = False
-) -> None:
-    """Send one unit; nothing if only what is trained is wanted and nothing is."""
-    tensors = await asyncio.to_thread(source.read, unit, trained_only=trained_only)
-    if trained_only and not tensors:
-        return
+    member: Member, unit: int, source: ShardSource, run: RunId, plan_version: int, *, part: Part = "all"
+) -> int:
+    """Send one unit, or a part of it if there are such tensors; how many bytes that took."""
+    tensors = await asyncio.to_thread(source.read, unit, part=part)
+    if part != "all" and not tensors:
+        return 0
     parts = encoded(tensors)
-    if member.hello.keeps_shards and not trained_only:
+    if member.hello.keeps_shards and part != "trained":
         parts = await _without_kept(member, unit, parts, source.trained, plan_version)
     for piece in pieces(parts) if member.hello.keeps_shards else (parts,):
         header = FrameHeader(
@@ -96,6 +120,7 @@ async def send_unit(
             tensors=tuple(spec for spec, _ in piece),
         )
         await member.send_frame(Frame(header, tuple(buffer for _, buffer in piece)))
+    return sum(spec.nbytes for spec, _ in parts)
 
 
 async def _without_kept(member: Member, unit: int, parts: Parts, trained: Collection[str], plan_version: int) -> Parts:

@@ -9,9 +9,11 @@ from coterie.checkpoint.reading import Checkpoint
 from coterie.checkpoint.trained_state import TrainedState
 from coterie.cluster.fault_messages import StandBy
 from coterie.coordinator.bookkeeping import Bookkeeper
+from coterie.coordinator.commit_news import CommitNews
 from coterie.coordinator.crew import Crew
 from coterie.coordinator.departures import Departures
 from coterie.coordinator.feeders import TrainingFeeder
+from coterie.coordinator.holders import Holders, units_of
 from coterie.coordinator.job import Job
 from coterie.coordinator.ledger import StepEntry
 from coterie.coordinator.planning import next_request
@@ -39,6 +41,8 @@ class Stages:
 
     Attributes:
         step: Optimizer steps done.
+        sent_bytes: Of tensors, when the last plan took effect.
+        kept_bytes: Of those that stages had already.
         trainer: Of the plan in effect, once it `stands`.
         on_commit: Told of each replica that has become whole.
         on_step: Told of each step that has ended, in order.
@@ -66,15 +70,18 @@ class Stages:
         self._first_step = first_step
         self._state = state
         self._replicas = ReplicaStore(trained_shapes(job.anatomy), self._committed, steps_done=first_step)
-        self._held: dict[WorkerId, frozenset[int]] = {}
+        self._news = CommitNews()
         self._version = 0
         self._every = 0
         self.unit_bytes = unit_bytes(job.model_profile, job.optimizer.state_copies)
+        self.holders = Holders(self.unit_bytes)
         self.crew = Crew(cluster)
         self.departures = Departures()
         self.step = first_step
         self.steps_of_plan = 0
         self.stand_s = 0.0
+        self.sent_bytes = 0
+        self.kept_bytes = 0
         self.stop_requested = False
         self.plan = plan
         self.stands = False
@@ -105,6 +112,8 @@ class Stages:
     def _committed(self, replica: Replica) -> None:
         if self._state is None or replica.step >= self._state.step:
             self._state = replica
+        if self.stands:
+            self._news.post(self.trainer.tell, replica.step)
         self.on_commit(replica)
 
     async def _commit_now(self) -> None:
@@ -134,17 +143,19 @@ class Stages:
             plan = await self.plan_now()  # somebody has gone since it was made
         plan = msgspec.structs.replace(plan, version=self.next_version)
         self._version = plan.version
-        stages = {stage.worker: frozenset(range(stage.first_unit, stage.stop_unit)) for stage in plan.stages}
+        stages = units_of(plan)
         self._members.go_on_without(stages, plan.version)
         self._replicas.restart()
-        # Whoever is assigned a stage keeps what the stage has in common with the last one, and no more.
-        held = {worker: self._held.get(worker, frozenset()) & units for worker, units in stages.items()}
-        self._held |= held
         self._every = self._replicate_every(plan)
         if again:
             await self._tell_spares(plan.version, stages, "the plan has no layers for it")
-        ready = await self._session.hand_out(plan, self._state, held=held, replicate_every=self._every)
-        self._held |= stages
+        handover = self.holders.hand_over(plan, self._every, owners=self._members.owner_workers)
+        ready = await self._session.hand_out(plan, self._state, handover=handover)
+        with_disks = {worker for worker, member in self._members.by_id.items() if member.hello.keeps_shards}
+        self.holders.stands(plan, handover, with_disks=with_disks)
+        handed_out = self._session.handed_out
+        self.sent_bytes = sum(one.sent_bytes for one in handed_out.values())
+        self.kept_bytes = self.holders.kept_bytes(handover, handed_out)
         if again:
             self._books.planned(plan)
             self.crew.planned()

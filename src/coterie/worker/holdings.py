@@ -1,12 +1,17 @@
-"""What a worker keeps from one stage to the next: the tensors that training never changes, of the units in both."""
+"""What a worker keeps from one stage to the next: the tensors that training never changes, of the units in both.
+
+And copies of the trained state of its own stage and its neighbour's, see `TrainedCopies`.
+"""
 
 from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
 
 from torch import Tensor
 
 from coterie.jobs.model_spec import ModelSpec
 from coterie.models.anatomy import describe
 from coterie.models.frozen_weights import held_names
+from coterie.worker.trained_copies import TrainedCopies
 
 
 class Holdings:
@@ -14,9 +19,13 @@ class Holdings:
 
     They are the very tensors of the stage that was built with them, so keeping them takes no memory while it stands.
     A matrix that both ends of the model use has one name, and is held once.
+
+    Args:
+        copies_folder: For copies of trained state that are too large for memory; None: these are not kept.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, copies_folder: Path | None = None) -> None:
+        self.trained = TrainedCopies(copies_folder)
         self._spec: ModelSpec | None = None
         self._tensors: dict[str, Tensor] = {}
         self.units: frozenset[int] = frozenset()
@@ -45,6 +54,7 @@ class Holdings:
 
     def clear(self) -> None:
         """Let go of everything."""
+        self.trained.clear()
         self._spec, self.units, self._tensors = None, frozenset(), {}
 
 

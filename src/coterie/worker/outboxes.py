@@ -27,6 +27,8 @@ class Outboxes:
         self._links = {**direct, COORDINATOR: coordinator}
         self._by_worker = {worker: self._outbox(link) for worker, link in self._links.items()}
         self._aside: list[Outbox] = []
+        self.direct = frozenset(direct)
+        """Workers that are reached without the coordinator."""
 
     def _outbox(self, link: StreamLink, limit_bytes: int = UNSENT_LIMIT_BYTES) -> Outbox:
         return Outbox(link, self._loop, limit_bytes=limit_bytes)

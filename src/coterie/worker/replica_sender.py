@@ -12,16 +12,11 @@ from coterie.ids import COORDINATOR, WorkerId
 from coterie.logs import get_logger
 from coterie.models.stage import StageModule
 from coterie.pipeline.optimizer import ParameterState
-from coterie.units import MIB
 from coterie.worker.outbox import Outbox
-from coterie.worker.trained_state import UnitTensors, by_unit, copied, size_bytes, unit_frame
+from coterie.worker.trained_copies import TrainedCopies
+from coterie.worker.trained_state import CLONE_LIMIT_BYTES, UnitTensors, by_unit, copied, size_bytes, unit_frame
 
 log = get_logger(__name__)
-
-CLONE_LIMIT_BYTES = 64 * MIB
-"""Trained state up to this size is copied at once, and the stage computes on: all adapters, and small models.
-
-More is sent as it is: then the next update waits until it is out, which costs time instead of memory."""
 
 _CALM = 8
 """So many replicas that were out in time before they are tried twice as often again."""
@@ -37,7 +32,9 @@ class ReplicaSender:
         stage: The stage.
         assign: As it was assigned.
         worker: This worker.
-        outboxes: By receiver; that to the coordinator must be among them. Each is used for replicas alone.
+        outboxes: By receiver; that to the coordinator must be among them. Each is used for replicas alone. Others are
+            sent what is copied at once: more would take twice as much of this device's uplink, and their memory.
+        copies: Where this worker keeps its own.
         clone_limit_bytes: See `CLONE_LIMIT_BYTES`.
     """
 
@@ -48,14 +45,16 @@ class ReplicaSender:
         worker: WorkerId,
         outboxes: Mapping[WorkerId, Outbox],
         *,
+        copies: TrainedCopies,
         clone_limit_bytes: int = CLONE_LIMIT_BYTES,
     ) -> None:
         self._stage = stage
         self._assign = assign
         self._worker = worker
         self._outboxes = dict(outboxes)
+        self._copies = copies
         self._clone_limit_bytes = clone_limit_bytes
-        self._pending: list[Future[None]] = []
+        self._pending: dict[WorkerId, Future[None]] = {}
         self._is_live = False
         self._stride = assign.replicate_every
         self._in_time = 0
@@ -78,10 +77,10 @@ class ReplicaSender:
     def after_step(
         self, steps_done: int, parameters: Mapping[str, Tensor], state: Mapping[str, ParameterState]
     ) -> None:
-        """See `StateTaker`: send a copy, unless the one before is still under way."""
+        """See `StateTaker`: send a copy, unless the one before is still under way to the coordinator."""
         if steps_done % self._stride:
             return
-        if any(not future.done() for future in self._pending):
+        if self._is_late(COORDINATOR):
             self._stride, self._in_time = 2 * self._stride, 0
             log.info("replicas are not out in time: now only every %d steps", self._stride)
             return
@@ -91,8 +90,13 @@ class ReplicaSender:
         if not self._is_live:
             units = copied(units)
         for receiver in tuple(self._outboxes):
-            self._post(receiver, steps_done, units)
-        self._pending = [outbox.begin_drain() for outbox in self._outboxes.values()]
+            # The copies of whoever is late for one step are of use again with the next one.
+            if receiver == COORDINATOR or not (self._is_live or self._is_late(receiver)):
+                self._post(receiver, steps_done, units)
+        self._copies.keep_own(steps_done, units, are_live=self._is_live)
+
+    def _is_late(self, receiver: WorkerId) -> bool:
+        return receiver in self._pending and not self._pending[receiver].done()
 
     def _speed_up(self) -> None:
         """Where links have become faster, or were slow but for a while."""
@@ -109,6 +113,7 @@ class ReplicaSender:
             if receiver == COORDINATOR:
                 done = Replicated(step=steps_done)
                 outbox.post(control(done, source=self._worker, plan_version=self._assign.plan.version))
+            self._pending[receiver] = outbox.begin_drain()
         except NetworkError as error:
             self._do_without(receiver, error)
 

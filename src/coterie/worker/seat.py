@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 
 from torch import Tensor
 
+from coterie.cluster.fault_messages import REPLICA
 from coterie.cluster.messages import (
     BATCH,
     DONE,
@@ -141,7 +142,9 @@ class Seat:
         if self._runner.sharing is not None:
             self._runner.sharing.repeats_steps(on=assign.side is None and assign.plan.schedule != "forward")
         if assign.replicate_every:
-            self._runner.replica_outboxes = self._outboxes.aside({COORDINATOR})
+            receivers = {COORDINATOR, assign.copies.peer} & {COORDINATOR, *self._outboxes.direct}
+            self._runner.replica_outboxes = self._outboxes.aside(receivers)
+            self._runner.copies = self._holdings.trained
         ports = make_ports(assign, place, self._mailbox, self._outboxes.to)
         received = {name.removeprefix(PARAMETER): tensor for name, tensor in tensors.items()}
         buffers = {name: received[name] for name in describe(assign.spec).buffers if name in received}
@@ -188,16 +191,20 @@ class Seat:
         header = frame.header
         if (header.run, header.plan_version) != (self.assign.run, self.assign.plan.version):
             log.info("a %s frame of another run or plan was dropped", header.kind)
-        elif header.kind in _DATA_KINDS and header.source not in self._sources(header.kind):
+        elif header.kind in (*_DATA_KINDS, REPLICA) and header.source not in self._sources(header.kind):
             log.info("a %s frame from %s, which has no business sending it, was dropped", header.kind, header.source)
         elif header.kind in _DATA_KINDS:
             self._mailbox.put((header.kind, header.step, header.micro_batch), frame)
+        elif header.kind == REPLICA:
+            self._holdings.trained.take(frame)
         else:
             raise ProtocolError(f"{header.source or 'a peer'} sent a frame of kind {header.kind[:40]!r}")
 
     def _sources(self, kind: str) -> set[WorkerId]:
         """Who may send them: the coordinator batches, the stage before hidden states, the one after gradients."""
         stages, own = self.assign.plan.stages, self.assign.stage
+        if kind == REPLICA:
+            return {*self.assign.copies.sources}
         if kind == BATCH:
             return {COORDINATOR}
         if kind == TIED:

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from coterie.cluster.fault_messages import StandBy, Standing
+from coterie.cluster.fault_messages import Committed, StandBy, Standing, TrainedWants
 from coterie.cluster.message import Message
 from coterie.cluster.messages import Assign, Generate, NormTotal, RunSegment, SaveState, StageReady
 from coterie.cluster.shard_messages import ShardOffer
@@ -28,6 +28,9 @@ GIVE_UP_S = 120.0
 
 NEWS_S = 3.0
 """How long a broken link waits for the coordinator's word: it knows which worker was lost, this one does not."""
+
+COPIES = "copies"
+"""Name of the folder, beside the cached shards, with copies of trained state while a run is under way."""
 
 
 class Seating:
@@ -59,7 +62,8 @@ class Seating:
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
         self._seat: Seat | None = None
-        self._holdings = Holdings()
+        folder = device.settings.shard_cache
+        self._holdings = Holdings(None if folder is None else folder / COPIES)
         self._intake = ShardIntake(device.shards)
         self._changing = asyncio.Lock()
         self._is_closed = False
@@ -98,6 +102,8 @@ class Seating:
                 await self._stand_by(version, reason)
             case RunSegment() | Generate() | SaveState() | NormTotal():
                 self._put_to_work(message, frame)
+            case Committed(step=step):
+                self._holdings.trained.committed(step)
             case ShardOffer():
                 await self._take_offer(message, frame.header.plan_version)
             case _:
@@ -141,7 +147,18 @@ class Seating:
                 on_failure=self._failure_of(self.version),
             )
             self._say(self._seat.layers)
+            self._holdings.trained.begin(assign)
+            if assign.copies.begins_with:
+                await self._begin_with_copies(self._seat)
         await self._build_if_filled()
+
+    async def _begin_with_copies(self, seat: Seat) -> None:
+        """Fill the stage with what of the trained state is here, and ask for the rest."""
+        found = await asyncio.to_thread(self._holdings.trained.found, seat.assign)
+        for unit, tensors in found.items():
+            seat.take_tensors(unit, tensors)
+        units = tuple(wanted.unit for wanted in seat.assign.copies.begins_with if wanted.unit not in found)
+        await self._send(TrainedWants(units=units), seat.version)
 
     async def _stand_by(self, version: int, reason: str) -> None:
         async with self._changing:

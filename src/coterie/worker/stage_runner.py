@@ -220,7 +220,8 @@ class StageRunner:
                         self._generate(job)
                     case RunSegment():
                         self._run_segment(job)
-        except SupersededError:
+        except SupersededError as error:
+            without_frames(error)  # mailbox and outboxes keep it
             log.info("stage %d is given up", self._assign.stage)
         except CoterieError as error:
             ended = self.out_of_memory(error) if isinstance(error, OutOfMemoryError) else error

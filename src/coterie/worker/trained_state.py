@@ -10,6 +10,12 @@ from coterie.models.stage import StageModule
 from coterie.pipeline.optimizer import ParameterState
 from coterie.tensors.codecs import encode
 from coterie.transport.frame import Frame, FrameHeader
+from coterie.units import MIB
+
+CLONE_LIMIT_BYTES = 64 * MIB
+"""Trained state up to this size is copied at once, and the stage computes on: all adapters, and small models.
+
+More is sent as it is: then the next update waits until it is out, which costs time instead of memory."""
 
 UnitTensors = dict[int, dict[str, Tensor]]
 """Per unit, its tensors by the names that they travel under; they are the live ones."""

@@ -21,6 +21,7 @@ from coterie.tensors.codecs import decode
 from coterie.transport.memory_link import memory_pair
 from coterie.worker.outbox import Outbox
 from coterie.worker.replica_sender import ReplicaSender
+from coterie.worker.trained_copies import TrainedCopies
 
 OWN, PEER = WorkerId("own"), WorkerId("peer")
 SHORT_S = 0.1
@@ -82,7 +83,9 @@ class Stage:
             replicate_every=every,
         )
         limit_bytes = {"clone_limit_bytes": 0} if live else {}
-        self.sender = ReplicaSender(self.stage, assign, OWN, self.outboxes, **limit_bytes)
+        self.copies = TrainedCopies(None)
+        self.copies.begin(assign)
+        self.sender = ReplicaSender(self.stage, assign, OWN, self.outboxes, copies=self.copies, **limit_bytes)
 
     async def _outbox(self, link):
         return Outbox(link, self.loop, limit_bytes=1 << 30)
@@ -165,7 +168,7 @@ def test_where_links_are_slow_replicas_get_rarer_and_never_pile_up(make_stage):
     step, tensors = stage.replica()
     assert step == 1
     assert_holds(tensors, expected[1])
-    for future in stage.sender._pending:
+    for future in stage.sender._pending.values():
         future.result(60)
     # Steps 2, 4 were due while the first was under way: now every eighth is.
     expected |= {number: stage.step(number) for number in range(8, 10)}
@@ -195,7 +198,7 @@ def test_a_receiver_that_goes_is_done_without_unless_it_is_the_coordinator(make_
     stage.step(1)
     assert stage.replica()[0] == 1
     stage.outboxes[COORDINATOR].fail(NetworkError("gone too"))
-    for future in stage.sender._pending:
+    for future in stage.sender._pending.values():
         future.result(60)
     with pytest.raises(NetworkError, match="gone too"):
         stage.step(2)

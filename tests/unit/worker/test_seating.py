@@ -272,7 +272,7 @@ class Cluster:
             )
             await self.links[stage.worker].send(control(assign, plan_version=plan.version))
             for unit in units:
-                tensors = source.read(unit, trained_only=unit in held_units)
+                tensors = source.read(unit, part="trained" if unit in held_units else "all")
                 if tensors or unit not in held_units:
                     await self.links[stage.worker].send(weights_frame(plan, unit, tensors))
         if ready:

@@ -1,0 +1,117 @@
+"""The trained state that a worker keeps for the next plan: its own stage's, and that of the stage beside it.
+
+The coordinator has all of it. What is here need not travel again when a worker is lost: the stages of the next plan
+begin with the copies that they hold, once these have been found to be the very state that the coordinator goes on from.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from torch import Tensor
+
+from coterie.checkpoint.shard_file import check_tensors, found_in
+from coterie.cluster.messages import Assign, UnitBody, unpack
+from coterie.errors import ProtocolError
+from coterie.logs import get_logger
+from coterie.models.anatomy import describe
+from coterie.tensors.codecs import decode
+from coterie.transport.frame import Frame
+from coterie.worker.copy_store import CopyFolder, CopyStore
+from coterie.worker.trained_state import CLONE_LIMIT_BYTES, UnitTensors, copied, size_bytes
+
+log = get_logger(__name__)
+
+
+class TrainedCopies:
+    """Copies outlive the stages that they are of; those of a neighbour cannot push out the worker's own.
+
+    Args:
+        folder: For what is too much for memory; None: that is not kept.
+    """
+
+    def __init__(self, folder: Path | None) -> None:
+        self._folder = CopyFolder(folder)
+        self.own = CopyStore(self._folder)
+        self.others = CopyStore(self._folder)
+        self._assign: Assign | None = None
+
+    def begin(self, assign: Assign) -> None:
+        """A stage of another plan begins."""
+        self._assign = assign
+        for store in (self.own, self.others):
+            store.begin(assign.resumed_step, assign.copies.limit_bytes)
+
+    def found(self, assign: Assign) -> dict[int, dict[str, Tensor]]:
+        """The trained state that a stage begins with, by unit, as far as it is here. Takes its time: it hashes."""
+        found = {}
+        for wanted in assign.copies.begins_with:
+            for store in (self.own, self.others):
+                tensors = store.find(assign.resumed_step, wanted.unit, wanted.digest)
+                if tensors is not None:
+                    found[wanted.unit] = tensors
+                    break
+        return found
+
+    def keep_own(self, step: int, units: UnitTensors, *, are_live: bool) -> None:
+        """Keep the state of the worker's own stage after `step` steps; called from its compute thread.
+
+        Args:
+            step: Optimizer steps done.
+            units: The tensors.
+            are_live: They will be changed by the next update; where there are too many to copy them in memory, they
+                are written to the disk.
+        """
+        units = {unit: tensors for unit, tensors in units.items() if self.own.lacks(step, unit)}
+        if are_live and size_bytes(units) <= CLONE_LIMIT_BYTES:
+            units, are_live = copied(units), False
+        for unit, tensors in units.items():
+            self.own.put(step, unit, tensors, are_own=not are_live)
+
+    def take(self, frame: Frame) -> None:
+        """Keep what another worker has sent; what is not as it should be is dropped, and harms nobody.
+
+        A copy that was sent wrong on purpose is not the coordinator's state: `found` does not find it.
+        """
+        assign = self._assign
+        if assign is None:
+            return
+        try:
+            unit, tensors = _checked(frame, assign)
+        except ProtocolError as error:
+            log.warning("a copy from %s was dropped: %s", frame.header.source, error.message)
+            return
+        if self.others.lacks(frame.header.step, unit):
+            self.others.put(frame.header.step, unit, tensors)
+
+    def committed(self, step: int) -> None:
+        """The coordinator has the whole state after `step` steps."""
+        self.own.committed(step)
+        self.others.committed(step)
+
+    def clear(self) -> None:
+        """Keep nothing any more."""
+        self._assign = None
+        self.own.clear()
+        self.others.clear()
+        self._folder.remove()
+
+
+def _checked(frame: Frame, assign: Assign) -> tuple[int, Mapping[str, Tensor]]:
+    """A copy's unit and its tensors.
+
+    Raises:
+        ProtocolError: They are not the trained tensors of a unit of the sender's stage.
+    """
+    header = frame.header
+    body = unpack(header.body)
+    if not isinstance(body, UnitBody):
+        raise ProtocolError("it does not say of which unit it is")
+    places = [place for place in assign.plan.stages if place.worker == header.source]
+    if not any(place.first_unit <= body.unit < place.stop_unit for place in places):
+        raise ProtocolError(f"unit {body.unit} is not the sender's")
+    anatomy = describe(assign.spec)
+    shapes = {name: anatomy.shapes[name] for name in anatomy.trainable[body.unit]}
+    pairs = zip(header.tensors, frame.buffers, strict=True)
+    tensors = {spec.name: decode(spec, buffer) for spec, buffer in pairs}
+    check_tensors(body.unit, found_in(tensors), shapes)
+    return body.unit, tensors
