@@ -185,6 +185,7 @@ def test_a_worker_joins_with_the_printed_link_and_the_run_waits_on_when_it_leave
         if found := re.search(r"coterie worker '(coterie://\S+)'", line):
             break
     link = found.group(1)
+    assert lines[0].startswith("loading "), "the first word does not wait for the model"
     assert f":{port}/" in link
     worker = commands("worker", link, "--name", "guest")
     for line in worker.process.stdout:

@@ -35,11 +35,13 @@ def run(args: argparse.Namespace) -> int:
 
     recipe = load_recipe(args.recipe, overrides_from(args))
     check_training(recipe)
-    from coterie import api  # noqa: PLC0415 - imports torch: seconds, and a wrong recipe should be told at once
     from coterie.cli.console import ConsoleObserver  # noqa: PLC0415
-    from coterie.metrics.summary import print_summary, summary_line  # noqa: PLC0415
 
     observer = ConsoleObserver(as_json=args.json, qr=args.qr)
+    observer.notice(f"loading {recipe.model.name} and the data …")  # what follows takes seconds before it says a word
+    from coterie import api  # noqa: PLC0415 - imports torch, and a wrong recipe should be told at once
+    from coterie.metrics.summary import print_summary, summary_line  # noqa: PLC0415
+
     try:
         result = api.train(recipe, observer)
     finally:
