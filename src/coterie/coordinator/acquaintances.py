@@ -1,5 +1,6 @@
 """Writes down which devices join a run and what they can do. A list that cannot be written costs a log line, no run."""
 
+import asyncio
 from collections.abc import Callable, Iterable
 
 from coterie.clock import Clock
@@ -11,6 +12,8 @@ from coterie.logs import get_logger
 from coterie.profiles.cluster_profile import DeviceProfile
 
 log = get_logger(__name__)
+
+HEARD_EVERY_S = 60.0
 
 
 class Acquaintances:
@@ -48,6 +51,24 @@ class Acquaintances:
                 self._devices.saw(device)
             except StorageError as error:
                 log.warning("%s", error.message)
+
+    def heard(self, members: Iterable[Member]) -> None:
+        """These are in, and speak."""
+        identities = frozenset(
+            member.hello.identity for member in members if member.hello.identity and not self._is_own(member.hello)
+        )
+        if not identities:
+            return
+        try:
+            self._devices.heard(identities, self._clock.wall())
+        except StorageError as error:
+            log.info("%s", error.message)  # said aloud when they joined
+
+    async def keep_hearing(self, members: Callable[[], Iterable[Member]]) -> None:
+        """Write down every minute who is in, for ever; run it as a task. Who goes was heard of last about then."""
+        while True:
+            await asyncio.sleep(HEARD_EVERY_S)
+            await asyncio.to_thread(self.heard, tuple(members()))
 
     def measured(self, member: Member, profile: DeviceProfile) -> None:
         """This one was measured."""

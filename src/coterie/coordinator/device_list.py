@@ -1,7 +1,7 @@
 """Devices that have joined this user's runs: what they are, what they can do, when they were last seen. No secrets."""
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 import msgspec
@@ -26,7 +26,7 @@ class KnownDevice(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         identity: Its public key, 64 hex digits.
         name: As its owner calls it; `alias` as this user does, if differently.
-        first_seen_s, last_seen_s: In seconds since 1970.
+        first_seen_s, last_seen_s: In seconds since 1970; of a device that is in a run, to the minute.
         joined: How often.
         memory_bytes: What it offered when it was last seen.
         flops_per_s: Its speed in a plain matrix product when it was last measured; 0: never.
@@ -88,6 +88,20 @@ class DeviceList:
             return (*others[-(MOST_DEVICES - 1) :], merged)
 
         self._change(merge)
+
+    def heard(self, identities: Collection[str], at_s: float) -> None:
+        """Devices that have joined were heard of; those that are not on the list any more stay off it.
+
+        Raises:
+            StorageError: The file cannot be read or written.
+        """
+
+        def note(device: KnownDevice) -> KnownDevice:
+            if device.identity not in identities:
+                return device
+            return msgspec.structs.replace(device, last_seen_s=max(at_s, device.last_seen_s))
+
+        self._change(lambda devices: tuple(map(note, devices)))
 
     def measured(self, identity: str, *, flops_per_s: float, memory_bytes: int, at_s: float) -> None:
         """A device that has joined was measured.

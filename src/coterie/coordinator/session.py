@@ -133,7 +133,10 @@ class Session:
         task = asyncio.current_task()
         assert task is not None
         self._loop = asyncio.get_running_loop()
-        beat = asyncio.create_task(self.members.beat())
+        tasks = (
+            asyncio.create_task(self.members.beat()),
+            asyncio.create_task(self._acquaintances.keep_hearing(self._present)),
+        )
         farewell = "finished"
         try:
             with self.stop.listening(task):
@@ -155,7 +158,9 @@ class Session:
             raise InterruptedRunError("the run was stopped", hint=advice()) from None
         finally:
             self._loop = None
-            beat.cancel()
+            for background in tasks:
+                background.cancel()
+            self._acquaintances.heard(self._present())
             if self.desk is not None:
                 self.desk.close()
             await self._announcing.aclose()
@@ -201,6 +206,9 @@ class Session:
         if not member.is_owner:
             wanted = counted(self._cluster.workers_expected, "worker")
             self._observer.notice(f"{member.hello.name} has joined, {len(self.members.by_id)} of {wanted}")
+
+    def _present(self) -> tuple[Member, ...]:
+        return tuple(self.members.by_id.values())
 
     def _rests(self, is_resting: bool) -> None:  # noqa: FBT001 - a callback's only argument
         self._observer.notice("paused: `coterie continue` goes on" if is_resting else "the pause is over")

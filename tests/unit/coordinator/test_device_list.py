@@ -138,10 +138,21 @@ def test_devices_that_join_are_written_down_and_workers_that_the_run_starts_are_
     assert (known.memory_bytes, known.flops_per_s, known.measured_at_s) == (88, 3e9, 900.0)
 
 
+def test_a_device_was_seen_last_when_it_was_heard_of_last_and_not_when_it_joined(devices):
+    clock = FakeClock(1000.0)
+    met = Acquaintances(devices, lambda hello: hello.name == "here", clock)
+    met.met([member("phone"), member("board", "2" * 64)])
+    clock.advance(500.0)
+    met.heard([member("phone"), member("here", "1" * 64), member("stranger", "3" * 64)])
+    seen = {device.name: (device.first_seen_s, device.last_seen_s, device.joined) for device in devices.all()}
+    assert seen == {"phone": (1000.0, 1500.0, 1), "board": (1000.0, 1000.0, 1)}
+
+
 def test_a_list_that_cannot_be_written_ends_no_run(tmp_path, caplog):
     (tmp_path / "file").write_text("")
     acquaintances = Acquaintances(DeviceList(tmp_path / "file"), lambda _hello: False, FakeClock())
     acquaintances.met([member("phone")])
+    acquaintances.heard([member("phone")])
     acquaintances.measured(
         member("phone"), DeviceProfile(worker=WorkerId("p"), name="p", memory_bytes=1, base_bytes=1, flops_per_s=1)
     )
