@@ -2,6 +2,7 @@
 
 import pytest
 
+from coterie.cluster.fault_messages import REPLICA
 from coterie.cluster.messages import BATCH, CONTROL, GRADIENT, HIDDEN, Assign, unpack
 from coterie.coordinator.job import prepare_job
 from coterie.ids import RunId
@@ -41,6 +42,7 @@ def test_a_stranger_in_the_middle_changes_no_number_and_is_sent_nothing_of_the_d
     assert f"token ids and labels stay on {first} and {last}" in watcher.explanation
     kinds = {frame.header.kind for frame in sent_to_stranger}
     assert kinds >= {BATCH, CONTROL, HIDDEN, GRADIENT}
+    assert REPLICA not in kinds, "trained rows of the embedding tell which tokens there are"
 
     job = prepare_job(recipe, RunId("test"), lambda _text: None)
     rows = [row for split in job.splits.values() for row in split.rows]

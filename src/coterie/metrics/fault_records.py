@@ -42,6 +42,8 @@ class RecoveryRecord(Record, frozen=True, kw_only=True):
         plan_version: Of the plan that training went on with.
         is_gone: The device itself was lost, and not its stage alone.
         has_left: It said that it leaves, or was about to be released, and did not fall silent out of the blue.
+        sent_bytes: Weights and trained state that were sent to the stages of that plan.
+        kept_bytes: What these had already: layers that stayed where they were, and copies of trained state.
     """
 
     worker: str
@@ -55,15 +57,19 @@ class RecoveryRecord(Record, frozen=True, kw_only=True):
     plan_version: int
     is_gone: bool = True
     has_left: bool = False
+    sent_bytes: int = 0
+    kept_bytes: int = 0
 
     @property
     def line(self) -> str:
         """For people."""
         what = "left" if self.has_left else "lost" if self.is_gone else "lost its layers"
         again = "no step" if not self.replayed_steps else counted(self.replayed_steps, "step")
+        sent = f"; {format_bytes(self.sent_bytes)} were sent" if self.sent_bytes else ""
+        kept = f", {format_bytes(self.kept_bytes)} were in place" if self.kept_bytes else ""
         return (
             f"{self.device_name} {what} at step {self.step} ({self.reason}), training went on after "
-            f"{format_seconds(self.recovered_s)}, {again} replayed"
+            f"{format_seconds(self.recovered_s)}, {again} replayed{sent}{kept}"
         )
 
 

@@ -2,8 +2,10 @@
 
 import asyncio
 import contextlib
+import gc
 import json
 import threading
+import weakref
 
 import pytest
 import torch
@@ -11,7 +13,15 @@ from torch import nn
 from transformers import AutoModelForTokenClassification, BertConfig
 
 from coterie.checkpoint.shard_file import split_state
-from coterie.cluster.fault_messages import REPLICA, Replicated, StandBy, Standing
+from coterie.cluster.fault_messages import (
+    REPLICA,
+    Committed,
+    CopyTerms,
+    Replicated,
+    StandBy,
+    Standing,
+    TrainedWants,
+)
 from coterie.cluster.messages import (
     BATCH,
     CONTROL,
@@ -32,13 +42,14 @@ from coterie.cluster.messages import (
     pack,
     unpack,
 )
-from coterie.coordinator.shards import ShardSource
+from coterie.coordinator.shards import ShardSource, parts_due
 from coterie.ids import COORDINATOR, RunId, WorkerId
 from coterie.jobs.model_spec import LoraSpec, ModelSpec
 from coterie.jobs.optimizer_spec import OptimizerSpec
 from coterie.measure.process_memory import is_out_of_memory
 from coterie.models import MappingWeights, describe
 from coterie.models.adapters import is_adapter, new_adapter
+from coterie.models.stage import StageModule
 from coterie.pipeline.micro_batch import split_batch
 from coterie.planner.plan import MemoryEstimate, Plan, StageAssignment
 from coterie.tensors.codecs import decode, encode
@@ -167,6 +178,8 @@ class Cluster:
         self.plan = None
         self.links = {}
         self.seatings = {}
+        self.peers = {}
+        self.sent = {}
         self.tasks = []
         self.failures = []
 
@@ -183,8 +196,20 @@ class Cluster:
             seating = Seating(device, peers, there, send=send, fail=self._failed)
             seating.worker = worker
             self.seatings[worker] = seating
+            self.peers[worker] = peers
             works = (self._work(there, seating), self._listen(here))
             self.tasks += [asyncio.create_task(self._told(work)) for work in works]
+
+    def join_directly(self):
+        """A direct link between the two workers."""
+        for (worker, other), end in zip(((LEFT, RIGHT), (RIGHT, LEFT)), memory_pair(), strict=True):
+            self.peers[worker].links[other] = end
+            self.peers[worker].carriers[other] = "memory"
+            self.tasks.append(asyncio.create_task(self._told(self._hear(end, self.seatings[worker]))))
+
+    async def _hear(self, link, seating):
+        while True:
+            seating.take_data(await link.receive())
 
     async def close(self):
         for seating in self.seatings.values():
@@ -250,7 +275,8 @@ class Cluster:
         for stage in self.plan.stages:
             await self.links[stage.worker].send(control(message, plan_version=self.plan.version))
 
-    async def assign(self, plan, state=None, *, held=None, replicate_every=1, ready=True):
+    async def assign(self, plan, state=None, *, held=None, replicate_every=1, ready=True, copies=None):
+        """`copies`: what each worker is told of them."""
         self.plan = plan
         source = ShardSource(self.spec, self.source, state)
         trainable = describe(self.spec).trainable
@@ -269,11 +295,17 @@ class Cluster:
                 resumed_step=state.step if state else 0,
                 held_units=held_units,
                 replicate_every=replicate_every,
+                copies=(copies or {}).get(stage.worker, CopyTerms()),
             )
             await self.links[stage.worker].send(control(assign, plan_version=plan.version))
-            for unit in units:
-                tensors = source.read(unit, part="trained" if unit in held_units else "all")
-                if tensors or unit not in held_units:
+            kept = {one.unit for one in assign.copies.begins_with}
+            if kept:
+                (wants,) = await self.wait_for(TrainedWants, 1)
+                kept -= {*wants.units}
+            for unit, part in parts_due(units, held_units, kept).items():
+                tensors = source.read(unit, part=part)
+                self.sent[plan.version, unit] = sorted(tensors)
+                if tensors or part == "all":
                     await self.links[stage.worker].send(weights_frame(plan, unit, tensors))
         if ready:
             await self.wait_for(StageReady, len(plan.stages))
@@ -407,6 +439,21 @@ def test_stages_that_give_way_in_the_middle_of_a_step_go_on_from_a_replica_as_if
             assert (await one.replica(4)).equals(expected)
             assert before
             assert 2 not in one.replicas, "nothing more came of the old plan"
+
+    asyncio.run(work())
+
+
+def test_nothing_keeps_the_weights_of_a_stage_that_gave_way_in_the_middle_of_a_step():
+    async def work():
+        spec = make_spec(lora=False)
+        async with cluster(spec) as one:
+            await one.assign(make_plan(1, 3))
+            await one.run((0, 4), feed=[(0, 0), (0, 1), (1, 0)])
+            replica = await one.replica(1)
+            stages = [weakref.ref(thing) for thing in gc.get_objects() if isinstance(thing, StageModule)]
+            assert len(stages) >= 2
+            await one.assign(make_plan(2, 2), replica)  # the workers collect what is left of a stage
+            assert [stage() for stage in stages if stage() is not None] == []
 
     asyncio.run(work())
 
@@ -546,5 +593,104 @@ def test_words_of_an_older_plan_are_not_heard():
                 await one.links[worker].send(batch_frame(old, 0, 0, labelled=True))
             await one.run((0, 1))
             assert (await one.saved(1)).equals(await undisturbed(make_spec(), 1))
+
+    asyncio.run(work())
+
+
+BESIDE = {
+    LEFT: CopyTerms(peer=RIGHT, sources=(RIGHT,), limit_bytes=1 << 20),
+    RIGHT: CopyTerms(peer=LEFT, sources=(LEFT,), limit_bytes=1 << 20),
+}
+
+
+async def until_kept(seating, step, units):
+    """Until a worker has its neighbour's copies of some units after a step."""
+    async with asyncio.timeout(LIMIT_S):
+        while not {(step, unit) for unit in units} <= seating._holdings.trained.others.places:
+            await asyncio.sleep(0.001)
+
+
+def begins(spec, source_state, units):
+    """What a coordinator says of the trained state of some units."""
+    source = ShardSource(spec, weights_of(spec), source_state)
+    return CopyTerms(limit_bytes=1 << 20, begins_with=tuple(source.trained_unit(unit) for unit in units))
+
+
+@pytest.mark.parametrize("lora", [True, False], ids=["lora", "full"])
+@pytest.mark.parametrize("falsified", [False, True], ids=["right", "one wrong"])
+def test_a_worker_takes_over_its_neighbours_layers_from_its_own_copies_as_from_the_coordinator(lora, falsified):
+    async def work():
+        spec = make_spec(lora=lora)
+        expected = await undisturbed(spec, 4)
+        trained = [unit for unit, names in enumerate(describe(spec).trainable) if names]
+        async with cluster(spec) as one:
+            one.join_directly()
+            await one.assign(make_plan(1, 3), copies=BESIDE)
+            await one.run((0, 4), feed=[(0, 0), (0, 1), (1, 0), (1, 1), (2, 0)])
+            replica = await one.replica(2)
+            copies = one.seatings[LEFT]._holdings.trained
+            await until_kept(one.seatings[LEFT], 2, (3, 4))
+            if falsified:  # as a neighbour may, or a bad memory
+                tensors = copies.others._copies[2, 4].tensors
+                next(iter(tensors.values())).view(-1)[0] += 1e-6
+            wanted = [4] if falsified else []
+            terms = {LEFT: begins(spec, replica, trained)}
+            plan = make_plan(2, 0, workers=(LEFT,))
+            await one.assign(plan, replica, held={LEFT: (0, 1, 2)}, copies=terms)
+            assert [
+                unit
+                for (version, unit), names in one.sent.items()
+                if version == 2 and any(name.removeprefix("param/") in describe(spec).trainable_names for name in names)
+            ] == wanted
+            await one.run((2, 4))
+            assert (await one.saved(4)).equals(expected)
+
+    asyncio.run(work())
+
+
+def test_copies_that_a_commit_has_made_old_are_dropped_and_so_are_those_of_others_business():
+    async def work():
+        spec = make_spec()
+        async with cluster(spec) as one:
+            one.join_directly()
+            await one.assign(make_plan(1, 3), copies=BESIDE)
+            await one.run((0, 2))
+            left = one.seatings[LEFT]
+            for step in (1, 2):
+                await until_kept(left, step, (3, 4))
+            copies = left._holdings.trained
+            before = copies.others.places
+            right = one.replicas[2][4]
+            changes = (
+                {"source": WorkerId("stranger")},
+                {"plan_version": 7},
+                {"run": RunId("other")},
+                {"body": pack(UnitBody(unit=1))},
+                {"body": pack(UnitBody(unit=99))},
+                {"tensors": right.header.tensors[1:]},
+            )
+            for change in changes:
+                fields = {name: getattr(right.header, name) for name in right.header.__struct_fields__}
+                buffers = right.buffers[1:] if "tensors" in change else right.buffers
+                left.take_data(Frame(FrameHeader(**fields | {"step": 3} | change), buffers))
+            assert copies.others.places == before
+            for worker in (LEFT, RIGHT):
+                await one.links[worker].send(control(Committed(step=2), plan_version=1))
+            async with asyncio.timeout(LIMIT_S):
+                while min(copies.own.places | copies.others.places)[0] < 2:
+                    await asyncio.sleep(0.001)
+            assert {unit for _, unit in copies.others.places} == {3, 4}
+
+    asyncio.run(work())
+
+
+def test_without_a_direct_link_nothing_goes_to_the_neighbour():
+    async def work():
+        async with cluster(make_spec()) as one:
+            await one.assign(make_plan(1, 3), copies=BESIDE)
+            await one.run((0, 2))
+            await one.replica(2)
+            assert one.seatings[LEFT]._holdings.trained.others.places == set()
+            assert {step for step, _ in one.seatings[LEFT]._holdings.trained.own.places} == {1, 2}
 
     asyncio.run(work())
