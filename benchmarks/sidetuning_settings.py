@@ -101,7 +101,7 @@ SETTINGS = (
         figure="token_accuracy",
         sizes=Sizes(train=64, test=60),
         epochs=8,
-        learning_rate=5e-3,
+        learning_rate=1e-3,
         local_epochs=2,
         local_learning_rate=1e-3,
         batch_rows=4,

@@ -1,0 +1,34 @@
+"""What a worker says of an error, and what it keeps of it."""
+
+import weakref
+
+from coterie.errors import CoterieError, NetworkError
+from coterie.worker.last_words import without_frames
+
+
+class Weights:
+    """Stands for what a stage's compute thread holds."""
+
+
+def test_an_error_that_is_kept_does_not_keep_the_variables_of_the_frames_that_it_and_its_causes_went_through():
+    held = []
+
+    def receive():
+        weights = Weights()
+        held.append(weakref.ref(weights))
+        raise ConnectionResetError("gone")
+
+    def compute():
+        weights = Weights()
+        held.append(weakref.ref(weights))
+        try:
+            receive()
+        except ConnectionResetError as error:
+            raise NetworkError("the peer closed the link") from error
+
+    try:
+        compute()
+    except CoterieError as error:
+        kept = without_frames(error)
+    assert [ref() for ref in held] == [None, None]
+    assert kept.message == "the peer closed the link"
