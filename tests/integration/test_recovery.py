@@ -11,10 +11,13 @@ from coterie.checkpoint.names import checkpoint_folder, replica_folder, saved_st
 from coterie.checkpoint.store import CheckpointStore
 from coterie.cluster.fault_messages import Leaving
 from coterie.cluster.messages import Goodbye, control
+from coterie.coordinator import stages
 from coterie.coordinator.run import TrainingRun
 from coterie.errors import WorkerLostError
 from coterie.metrics.fault_records import MembershipRecord, RecoveryRecord
 from coterie.metrics.records import FaultRecord, StepRecord
+from coterie.planner import make_plan
+from coterie.worker import seating
 from coterie.worker.settings import WorkerSettings
 
 STEPS = 12
@@ -109,6 +112,29 @@ def test_a_flushed_run_that_loses_workers_ends_with_the_weights_of_an_undisturbe
     assert len(result.plan.stages) == 3 - len(stages)
     lost = [record.worker for record in watcher.records if isinstance(record, MembershipRecord)]
     assert len(lost) == len(stages)
+
+
+def test_stages_that_end_with_their_links_to_a_lost_worker_are_no_losses_of_their_own(
+    tmp_path, make_recipe, cluster, run, saboteur, undisturbed, monkeypatch, wait_until
+):
+    """A plan that takes long to make: meanwhile the neighbours of whoever was lost give up to wait for it."""
+    requests = []
+
+    def late(request):
+        requests.append(request)
+        if len(requests) == 1:
+            wait_until(lambda: len(saboteur.runs[-1].session.members.losses) == 2, "both neighbours' word")
+        return make_plan(request)
+
+    monkeypatch.setattr(seating, "NEWS_S", 0.0)
+    monkeypatch.setattr(stages, "make_plan", late)
+    recipe = make_recipe(tmp_path / "run", **options("lora"))
+    watcher = cluster()
+    saboteur.at(watcher, (4, 1))
+    result = run(recipe, watcher)
+    assert [recovery.plan_version for recovery in result.summary.recoveries] == [2]
+    assert len(requests) == 1
+    assert_same(recipe, undisturbed("lora"))
 
 
 def test_a_run_without_a_flush_goes_on_too(tmp_path, make_recipe, cluster, run, saboteur):

@@ -7,21 +7,18 @@ from coterie.cluster.messages import Stop
 from coterie.coordinator.bookkeeping import Bookkeeper
 from coterie.coordinator.feeders import TrainingFeeder
 from coterie.coordinator.job import Job
+from coterie.coordinator.losses import lost_meanwhile, take_losses
 from coterie.coordinator.member import Loss, Member
 from coterie.coordinator.observer import RunObserver
 from coterie.coordinator.session import Session
 from coterie.coordinator.stages import Stages
 from coterie.errors import (
     CoterieError,
-    DataError,
     DoesNotFitError,
     InterruptedRunError,
-    ModelError,
-    NonFiniteLossError,
     OutOfMemoryError,
     RecipeError,
     StorageError,
-    UsageError,
     WorkerLostError,
 )
 from coterie.ids import WorkerId
@@ -33,9 +30,6 @@ from coterie.planner.rebalance import moves
 from coterie.profiles.cluster_profile import ClusterProfile
 
 log = get_logger(__name__)
-
-FATAL = (NonFiniteLossError, ModelError, DataError, RecipeError, UsageError)
-"""What another device would end with, too."""
 
 MEMORY_LEFT = 0.9
 """Of a device's limit, for the next plan, when memory ran out under the last one."""
@@ -89,14 +83,7 @@ class Supervisor(Stages):
         Raises:
             CoterieError: It is no loss that a run can bear.
         """
-        losses = self._members.take_losses()
-        fatal = next((loss.error for loss in losses if isinstance(loss.error, FATAL)), None)
-        if fatal is not None:
-            raise fatal
-        is_loss = isinstance(error, WorkerLostError) or any(loss.error is error for loss in losses)
-        if not losses or not is_loss:
-            raise error
-        return losses
+        return take_losses(self._members, error)
 
     async def recover(self, losses: list[Loss]) -> None:
         """Go on without the stages that are lost; more may be lost meanwhile.
@@ -109,8 +96,12 @@ class Supervisor(Stages):
         while True:
             for last in losses:
                 self._take_loss(last)
+            plan = await self._plan_anew(last)
+            losses = lost_meanwhile(self._members)
+            if losses:
+                continue
             try:
-                await self.stand(await self._plan_anew(last))
+                await self.stand(plan)
             except (DoesNotFitError, RecipeError):
                 losses = self._members.take_losses()  # a spare has gone meanwhile: wait for another one
             except CoterieError as error:
