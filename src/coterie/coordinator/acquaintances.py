@@ -29,14 +29,16 @@ class Acquaintances:
         self._devices = devices
         self._is_own = is_own
         self._clock = clock
+        self._joinings: dict[str, Member] = {}
 
     def met(self, members: Iterable[Member]) -> None:
-        """These have joined."""
+        """These have joined; to be told so twice of the same joining changes nothing."""
         now_s = self._clock.wall()
         for member in members:
             hello = member.hello
-            if not hello.identity or self._is_own(hello):
+            if not hello.identity or self._is_own(hello) or self._joinings.get(hello.identity) is member:
                 continue
+            self._joinings[hello.identity] = member
             device = KnownDevice(
                 identity=hello.identity,
                 name=hello.name,

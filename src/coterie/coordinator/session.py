@@ -18,7 +18,7 @@ from coterie.coordinator.control import front_page
 from coterie.coordinator.desk import RunDesk
 from coterie.coordinator.device_list import DeviceList
 from coterie.coordinator.door import Door
-from coterie.coordinator.gathering import measure_cluster, measure_newcomer
+from coterie.coordinator.gathering import Gathering, measure_newcomer
 from coterie.coordinator.holders import HandedOut, Handover
 from coterie.coordinator.job import Job
 from coterie.coordinator.member import Member
@@ -64,6 +64,8 @@ class Session:
         self._job = job
         self._observer = observer
         self._cluster = job.recipe.cluster
+        self._goes_on = not job.forward_only and job.recipe.train.mode != "side"
+        """Whether without a worker that is lost."""
         self.clock = clock or SystemClock()
         self.door = door or Door(clock=self.clock)
         self.members = Members(
@@ -72,7 +74,7 @@ class Session:
             self.clock,
             heartbeat_s=self._cluster.heartbeat_s,
             silence_limit_s=self._cluster.heartbeat_timeout_s,
-            rejoin_s=0.0 if job.forward_only or job.recipe.train.mode == "side" else self._cluster.rejoin_s,
+            rejoin_s=self._cluster.rejoin_s if self._goes_on else 0.0,
             seats=_seats(job),
         )
         self.members.on_left = lambda member, error: observer.notice(
@@ -225,8 +227,17 @@ class Session:
             self._observer.notice("announced in this network: `coterie worker` finds it, and asks for the token")
 
     async def measure(self) -> ClusterProfile:
-        """Profiles of the devices that joined and of the links between them."""
-        cluster = await measure_cluster(self.members, self.profile_request(), self._observer, self._peer_token)
+        """Profiles of the devices that joined and of the links between them.
+
+        One that is lost meanwhile is left out, and where too few are left, others are waited for.
+        """
+        if self._goes_on:
+            self.members.go_on_without(self.members.by_id, plan_version=0)
+            self.members.on_joined = self._met
+        gathering = Gathering(self.members, self.profile_request(), self._observer, self._peer_token)
+        wishes = self._job.recipe.plan
+        least = max(wishes.min_workers, len(wishes.cuts or ()) + 1)
+        cluster = await gathering.measure_enough(least, self._cluster, self.deaths)
         for notice in slow_in_bfloat16(cluster, self._job.spec):
             self._observer.notice(notice)
         for device in cluster.devices:

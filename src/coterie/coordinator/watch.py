@@ -60,7 +60,8 @@ class Watch:
         self._short: dict[WorkerId, str] = {}
         self._again = ""
         """Why another plan is to be looked for after the next step, since it could not be when that was noticed."""
-        self._names = {member.hello.name for member in session.members.by_id.values()}
+        measured = (member for worker, member in session.members.by_id.items() if worker in supervisor.crew.workers)
+        self._names = {member.hello.name for member in measured}
         session.members.on_joined = self._joined
         session.members.on_wish = self._wish
         session.members.on_heartbeat = self._heartbeat
