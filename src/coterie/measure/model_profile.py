@@ -1,4 +1,4 @@
-"""What every unit of a model costs at a run's shapes: counted on fake tensors, without weights, in about a second."""
+"""What every unit of a model costs at a run's shapes: counted without its weights, in about a second."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -22,14 +22,17 @@ _LOG = get_logger(__name__)
 _FLOAT32_BYTES = 4
 _ROWS = (2, 8)
 """Two row counts fix a line; a single row is left out, since some models treat it in a way of its own."""
+_FEW_PRODUCTS = 1 << 26
+"""Multiply-adds, per row and unit, up to which computing takes less time than pretending to: a fake operation takes
+longer than a small real one, and the first one in a process loads what traces programs."""
 
 
 def profile_model(spec: ModelSpec, *, memory_tokens: int, typical_tokens: int, name: str) -> ModelProfile:
     """Count what each unit costs; units of equal kind are counted once.
 
-    Each unit runs as a stage of its own, forward and backward, on fake tensors (see `unit_cost`). A model whose forward
-    depends on values (experts chosen by a router) cannot: its units run on real random numbers instead, which is slower
-    and said in the notes.
+    Each unit runs as a stage of its own, forward and backward, on fake tensors (see `unit_cost`). A tiny model's run on
+    real random numbers, which gives the same figures sooner. A model whose forward depends on values (experts chosen by
+    a router) has no others: its units run on random numbers too, which is slower and said in the notes.
 
     Args:
         spec: The model and what is trained of it.
@@ -43,7 +46,7 @@ def profile_model(spec: ModelSpec, *, memory_tokens: int, typical_tokens: int, n
     notes: tuple[str, ...] = ()
     anatomy = describe(spec)
     try:
-        counted = _Counting(spec, memory_tokens, typical_tokens, fake=True).all_units()
+        counted = _Counting(spec, memory_tokens, typical_tokens, fake=not _is_tiny(anatomy, memory_tokens)).all_units()
     except RuntimeError as error:  # torch's word for "this depends on values" is one of many RuntimeErrors
         _LOG.info("counting %s on real tensors: %s", name, error)
         notes = ("counted on random inputs: this model's memory depends on values (such as chosen experts)",)
@@ -60,6 +63,15 @@ def profile_model(spec: ModelSpec, *, memory_tokens: int, typical_tokens: int, n
         unpacks=spec.frozen_dtype != "float32",
         notes=notes,
     )
+
+
+def _is_tiny(anatomy: Anatomy, tokens: int) -> bool:
+    """Whether every unit is computed in no time; experts are left to the fake tensors, which notice what they do."""
+    sizes = dict.fromkeys(range(anatomy.unit_count), 0)
+    for name, unit in anatomy.unit_of.items():
+        sizes[unit] += torch.Size(anatomy.shapes[name]).numel()
+    largest = max(sizes.values()) + tokens * max(max(shape) for shape in anatomy.shapes.values() if shape)
+    return largest * tokens <= _FEW_PRODUCTS and not any("expert" in name for name in anatomy.shapes)
 
 
 class _UnitCost(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,11 +98,12 @@ class _Counting:
 
     def all_units(self) -> list[_UnitCost]:
         """The cost of every unit, in order."""
-        self._width, self._hidden_dtype = self._hidden_layout()
         known: dict[str, _UnitCost] = {}
-        for unit, kind in enumerate(self._anatomy.unit_kinds):
-            if kind not in known:
-                known[kind] = self._count(unit)
+        with torch.random.fork_rng(devices=[]):  # real tensors draw numbers; a run's own must not depend on that
+            self._width, self._hidden_dtype = self._hidden_layout()
+            for unit, kind in enumerate(self._anatomy.unit_kinds):
+                if kind not in known:
+                    known[kind] = self._count(unit)
         return [known[kind] for kind in self._anatomy.unit_kinds]
 
     def _count(self, unit: int) -> _UnitCost:

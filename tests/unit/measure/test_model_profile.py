@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from coterie.jobs.model_spec import FrozenDtype, LoraSpec, ModelSpec
+from coterie.measure import model_profile
 from coterie.measure.live_bytes import SavedBytes
 from coterie.measure.model_profile import profile_model
 from coterie.measure.stand_in_weights import StandInWeights
@@ -15,6 +16,12 @@ from coterie.planner.memory import stage_sizes
 from coterie.profiles.model_profile import ModelProfile
 
 Make = Callable[..., ModelSpec]
+
+
+@pytest.fixture(autouse=True)
+def _on_fake_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a model of usual size is counted; the tiny ones of these tests would be computed."""
+    monkeypatch.setattr(model_profile, "_FEW_PRODUCTS", 0)
 
 
 @functools.cache
@@ -213,3 +220,25 @@ def test_frozen_weights_count_in_the_bits_that_they_are_held_in(bert: Make, dtyp
     assert model.layers[0].parameter_bytes == exact.layers[0].parameter_bytes
     for first, stop in ((2, 5), (0, 6)):
         assert predicted(model, first, stop, rows=5) == pytest.approx(really_saved(spec, first, stop, rows=5), rel=0.02)
+
+
+@pytest.mark.parametrize("kind", ["all trained", "adapters above frozen blocks", "4 bits", "a decoder"])
+def test_a_tiny_model_is_computed_and_has_the_figures_of_fake_tensors(
+    bert: Make, llama: Make, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = {
+        "all trained": bert(),
+        "adapters above frozen blocks": bert(lora=adapters_on(2, 3)),
+        "4 bits": msgspec.structs.replace(bert(lora=adapters_on(0, 1, 2, 3)), frozen_dtype="int4"),
+        "a decoder": llama(),
+    }[kind]
+    faked = profile(spec)
+    monkeypatch.undo()
+
+    def forbidden(*_: object) -> None:
+        raise AssertionError("a stage of fake tensors was built")
+
+    monkeypatch.setattr(model_profile, "build_fake_stage", forbidden)
+    before = torch.get_rng_state()
+    assert profile_model(spec, memory_tokens=16, typical_tokens=16, name="tiny") == faked
+    assert torch.equal(torch.get_rng_state(), before)
