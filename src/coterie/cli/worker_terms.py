@@ -27,7 +27,10 @@ def add_terms(parser: Parser) -> None:
     )
     group.add_argument("--max-celsius", type=float, metavar="DEGREES", help="leave when the device is hotter")
     group.add_argument(
-        "--cpu-share", default="100%", metavar="PERCENT", help="most of a core's speed to take; default: all"
+        "--cpu-share",
+        default="100%",
+        metavar="PERCENT",
+        help="most of a core's speed to take, or of a GPU's time; default: all",
     )
     group.add_argument(
         "--yield",

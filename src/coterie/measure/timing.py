@@ -1,4 +1,4 @@
-"""Seconds of a piece of work, as the run will feel them: medians, warm, throttled devices by their CPU time."""
+"""Seconds of a piece of work, as the run will feel them: medians, warm, throttled devices by their busy time."""
 
 import statistics
 import time
@@ -14,7 +14,8 @@ class Stopwatch:
     """Times work on one device.
 
     A throttled device (`pipeline.throttle`) sleeps until wall time is the compute thread's CPU time over its speed; so
-    that is what is measured there, without sleeping, and what others do on the machine meanwhile does not count.
+    that is what is measured there, without sleeping, and what others do on the machine meanwhile does not count. Of an
+    accelerator it is the time until that has finished.
     """
 
     def __init__(
@@ -33,10 +34,12 @@ class Stopwatch:
         """Seconds of one call."""
         wall_s, cpu_s = time.perf_counter(), self._cpu_s()
         work()
+        speed = 1.0 if self._throttle_speed is None else self._throttle_speed
         if self._device_type != "cpu":
             torch.accelerator.synchronize()
+            return (time.perf_counter() - wall_s) / speed
         if self._throttle_speed is not None:
-            return (self._cpu_s() - cpu_s) / self._throttle_speed
+            return (self._cpu_s() - cpu_s) / speed
         return time.perf_counter() - wall_s
 
     def _cpu_s(self) -> float:

@@ -47,7 +47,7 @@ from coterie.measure.device_profile import idle_bytes
 from coterie.measure.process_memory import peak_rss_bytes, reset_peak
 from coterie.models.weights import MappingWeights
 from coterie.pipeline.compute import computing
-from coterie.pipeline.throttle import Throttle
+from coterie.pipeline.throttle import Throttle, finish_of
 from coterie.sidetuning.activation_cache import ActivationCache
 from coterie.sidetuning.cache_layout import NO_QUOTA_BYTES, CacheLayout
 from coterie.sidetuning.side_model import build_side_model
@@ -105,7 +105,7 @@ class SideServer:
         self._thread = threading.Thread(target=self._run, name="compute", daemon=True)
         self._clock = SystemClock()
         self._task = get_task(assign.task)
-        self._throttle = Throttle(settings.full_speed)
+        self._throttle = Throttle(settings.full_speed, finish=finish_of(settings.device_type))
         self._is_ending = False
         self._saved_steps = 0
         self.is_alone = False

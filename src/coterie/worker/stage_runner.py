@@ -27,7 +27,7 @@ from coterie.models.weights import MappingWeights
 from coterie.pipeline.executor import StageExecutor
 from coterie.pipeline.executor_settings import ExecutorSettings
 from coterie.pipeline.optimizer import StageOptimizer
-from coterie.pipeline.throttle import Throttle
+from coterie.pipeline.throttle import Throttle, finish_of
 from coterie.schedules import make_schedule
 from coterie.tasks.catalog import get_task
 from coterie.units import MIB, format_bytes
@@ -78,7 +78,7 @@ class StageRunner:
         self._executor: StageExecutor | None = None
         self._side: SideForward | None = None
         self._ports: NetworkPorts | None = None
-        self._throttle = Throttle(settings.full_speed)
+        self._throttle = Throttle(settings.full_speed, finish=finish_of(settings.device_type))
         self._depth = assign.plan.stages[assign.stage].in_flight
         self.sharing: DeviceSharing | None = None
         """The device's compute backends, if they are to share the stage's layers."""

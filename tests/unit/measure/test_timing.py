@@ -44,6 +44,14 @@ def test_waiting_counts_on_a_free_device_and_not_on_a_throttled_one(clocks: Cloc
     assert Stopwatch(throttle_speed=0.5).seconds(clocks.wait) == 0.0
 
 
+def test_an_accelerator_is_timed_until_it_has_finished_throttled_or_not(
+    clocks: Clocks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timing.torch.accelerator, "synchronize", clocks.wait)
+    assert Stopwatch(device_type="cuda").seconds(clocks.compute) == 5.0
+    assert Stopwatch(device_type="cuda", throttle_speed=0.25).seconds(clocks.compute) == 20.0
+
+
 def test_samples_are_taken_for_the_budget_of_cpu_seconds_and_fifteen_at_most(clocks: Clocks) -> None:
     calls: list[int] = []
 

@@ -1,7 +1,7 @@
 import pytest
 
 from coterie.clock import FakeClock
-from coterie.pipeline.throttle import Throttle
+from coterie.pipeline.throttle import Throttle, finish_of
 
 
 def _throttle(speed: float, clock: FakeClock, oversleep_s: float = 0.0) -> tuple[Throttle, list[float]]:
@@ -54,3 +54,29 @@ def test_the_speed_may_change_while_it_runs_and_full_speed_ignores_backends_besi
     throttle.speed = 0.5
     throttle.settle(wall_s=1.0, cpu_s=1.0, now=clock.now)
     assert (throttle.speed, slept) == (0.5, [pytest.approx(3.0), pytest.approx(1.0)])
+
+
+def test_on_an_accelerator_the_time_until_it_has_finished_counts_and_not_the_threads() -> None:
+    clock, slept = FakeClock(), list[float]()
+
+    def finish() -> None:
+        clock.advance(0.9)
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        clock.advance(seconds)
+
+    throttle = Throttle(0.25, finish=finish, sleep=sleep)
+    throttle.settle(wall_s=0.1, cpu_s=0.1, now=clock.now)
+    assert slept == pytest.approx([3.0]), "a second of its time in four"
+
+
+def test_nobody_waits_for_an_accelerator_that_is_not_throttled() -> None:
+    waited: list[int] = []
+    Throttle(1.0, finish=lambda: waited.append(1)).settle(wall_s=0.1, cpu_s=0.1, now=FakeClock().now)
+    assert waited == []
+
+
+def test_only_an_accelerator_is_waited_for() -> None:
+    assert finish_of("cpu") is None
+    assert finish_of("cuda") is not None
