@@ -110,6 +110,11 @@ def test_a_flushed_run_that_loses_workers_ends_with_the_weights_of_an_undisturbe
     assert len(recoveries) == len(stages)
     assert all(record.replayed_steps <= 1 for record in recoveries)
     assert len(result.plan.stages) == 3 - len(stages)
+    handed_out = saboteur.runs[0].session.handed_out
+    assert handed_out.keys() == {stage.worker for stage in result.plan.stages}
+    assert all(one.trained for one in handed_out.values()), "what a worker has trained itself need not come back to it"
+    assert recoveries[-1].sent_bytes == sum(one.sent_bytes for one in handed_out.values())
+    assert recoveries[-1].kept_bytes > 0
     lost = [record.worker for record in watcher.records if isinstance(record, MembershipRecord)]
     assert len(lost) == len(stages)
 
@@ -148,6 +153,26 @@ def test_a_run_without_a_flush_goes_on_too(tmp_path, make_recipe, cluster, run, 
     assert recovery.plan_version == 2
     assert result.summary.recoveries == (recovery,)
     assert len(result.summary.devices) == 3, "the one that was lost has worked, too"
+
+
+def test_a_worker_that_is_lost_while_it_is_measured_costs_the_run_one_device(
+    tmp_path, make_recipe, cluster, run, saboteur, undisturbed
+):
+    recipe = make_recipe(tmp_path / "run", **options("lora") | {"min_workers": 2})
+
+    class Cutting(cluster):
+        def notice(self, text):
+            super().notice(text)
+            if text.startswith("measuring device-b"):
+                members = saboteur.runs[-1].session.members
+                next(member for member in members.by_id.values() if member.hello.name == "device-b").link.abort()
+
+    watcher = Cutting()
+    result = run(recipe, watcher)
+    assert any(text.startswith("device-b was lost before the run began") for text in watcher.notices)
+    assert {stage.device_name for stage in result.plan.stages} == {"device-a", "device-c"}
+    assert result.summary.recoveries == ()
+    assert_same(recipe, undisturbed("lora"))
 
 
 def test_a_worker_that_wants_to_leave_where_the_pipeline_is_not_empty_is_let_go_before_it_is(
@@ -248,6 +273,7 @@ def test_a_killed_worker_and_then_a_killed_coordinator_cost_nothing(
     (recovery,) = recorded(output, "recovery")
     assert recovery["device_name"] == "middle"
     assert recovery["replayed_steps"] <= 1
+    assert recovery["kept_bytes"] > 0
     steps = len(recorded(output, "step"))
     wait_until(lambda: max(saved_steps(replica_folder(output)), default=0) > steps, "a replica on disk", command)
     out, _ = command.kill()

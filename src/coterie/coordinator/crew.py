@@ -77,6 +77,11 @@ class Crew:
         """The plan that was made of the last `cluster` takes effect."""
         self.capacities = capacity.adopted(self.capacities, self._planned_with)
 
+    @property
+    def rates(self) -> dict[tuple[WorkerId, WorkerId], float]:
+        """Bytes per second of each direct link, by its source and target."""
+        return {ends: link.bytes_per_s for ends, link in self._links.items()}
+
     def slowest_link(self, workers: Collection[WorkerId]) -> LinkProfile | None:
         """Of those between some of them."""
         links = [link for ends, link in self._links.items() if {*ends} <= {*workers}]

@@ -66,8 +66,15 @@ class Holders:
         self._frozen.pop(worker, None)
         self._trained.pop(worker, None)
 
-    def hand_over(self, plan: Plan, every: int, *, owners: Collection[WorkerId]) -> Handover:
-        """For a plan that takes effect, with replicas every so many steps."""
+    def hand_over(
+        self,
+        plan: Plan,
+        every: int,
+        *,
+        owners: Collection[WorkerId],
+        rates: Mapping[tuple[WorkerId, WorkerId], float],
+    ) -> Handover:
+        """For a plan that takes effect, with replicas every so many steps; `owners`, `rates`: see `copy_peers`."""
         stages = units_of(plan)
         # Whoever is assigned a stage keeps what the stage has in common with the last one, and no more.
         frozen = {worker: self._frozen.get(worker, frozenset()) & units for worker, units in stages.items()}
@@ -75,12 +82,11 @@ class Holders:
         return Handover(
             frozen=frozen,
             trained={worker: self._trained.get(worker, frozenset()) & units for worker, units in stages.items()},
-            terms=self._terms(plan, owners) if every else {},
+            terms=self._terms(plan, copy_peers(plan, self._units, every, owners=owners, rates=rates)) if every else {},
             replicate_every=every,
         )
 
-    def _terms(self, plan: Plan, owners: Collection[WorkerId]) -> dict[WorkerId, CopyTerms]:
-        peers = copy_peers(plan, owners)
+    def _terms(self, plan: Plan, peers: Mapping[WorkerId, WorkerId]) -> dict[WorkerId, CopyTerms]:
         terms = {}
         for worker in units_of(plan):
             sources = tuple(source for source, peer in peers.items() if peer == worker)

@@ -1,7 +1,7 @@
 """How often what is trained is copied, and to whom beside the coordinator. Pure."""
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from coterie.ids import WorkerId
 from coterie.planner.plan import Plan
@@ -18,6 +18,9 @@ USUAL_BYTES_PER_S = 12.5e6
 
 LOCAL_BYTES_PER_S = 250e6
 """Where all workers run on the coordinator's own machine; some GB/s go over loopback, but it computes beside that."""
+
+IDLE_PART = 0.5
+"""Of the time in which training leaves the link between two stages alone, for copies of their trained state."""
 
 MEMORY_PART = 0.25
 """Of the coordinator's free memory at most, for the two copies that it holds while one replaces the other."""
@@ -49,18 +52,36 @@ def replicate_every(
     return max(math.ceil(seconds / (MOST_PART * max(plan.predicted_step_s, 1e-3))), 1)
 
 
-def copy_peers(plan: Plan, owners: Collection[WorkerId]) -> dict[WorkerId, WorkerId]:
+def copy_peers(
+    plan: Plan,
+    units: tuple[UnitBytes, ...],
+    every: int,
+    *,
+    owners: Collection[WorkerId],
+    rates: Mapping[tuple[WorkerId, WorkerId], float],
+) -> dict[WorkerId, WorkerId]:
     """Who sends copies of its trained state to whom: each stage to the next one, the last one to the one before it.
+
+    A stage whose link has no time for that sends none: where activations keep it busy, copies would slow training.
 
     Args:
         plan: The plan that takes effect.
+        units: What each unit weighs.
+        every: Steps between two copies.
         owners: Workers on the data owner's own machine. Where data stay there, the ends send to nobody else: rows of
             an embedding that have changed tell which tokens the data hold.
+        rates: Bytes per second of direct links, by source and target. Without one copies would go through the
+            coordinator, which has them.
     """
     stages = plan.stages
     peers = {}
     for stage, beside in zip(stages, (*stages[1:], *stages[-2:-1]), strict=False):  # a single stage has nobody
         is_end = stage.stage in (0, len(stages) - 1)
-        if not (plan.keeps_data_local and is_end) or beside.worker in owners:
+        if plan.keeps_data_local and is_end and beside.worker not in owners:
+            continue
+        copy_bytes = sum(unit.trained_bytes for unit in units[stage.first_unit : stage.stop_unit])
+        busy_s = plan.micro_batches * min(stage, beside, key=lambda one: one.stage).send_s
+        idle_s = every * (plan.predicted_step_s - busy_s)
+        if copy_bytes <= IDLE_PART * idle_s * rates.get((stage.worker, beside.worker), 0.0):
             peers[stage.worker] = beside.worker
     return peers

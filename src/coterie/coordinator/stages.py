@@ -149,7 +149,7 @@ class Stages:
         self._every = self._replicate_every(plan)
         if again:
             await self._tell_spares(plan.version, stages, "the plan has no layers for it")
-        handover = self.holders.hand_over(plan, self._every, owners=self._members.owner_workers)
+        handover = self.holders.hand_over(plan, self._every, owners=self._members.owner_workers, rates=self.crew.rates)
         ready = await self._session.hand_out(plan, self._state, handover=handover)
         with_disks = {worker for worker, member in self._members.by_id.items() if member.hello.keeps_shards}
         self.holders.stands(plan, handover, with_disks=with_disks)

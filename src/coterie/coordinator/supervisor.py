@@ -202,8 +202,6 @@ class Supervisor(Stages):
                 self.keep_those_due(error)
                 return
             moved = moves(self.plan, plan)
-            sent = sum(self.unit_bytes[move.unit].frozen_bytes for move in moved)
-            sent += sum(unit.trained_bytes for unit in self.unit_bytes)
             await self.move(plan)
             self._books.took(
                 RebalanceRecord(
@@ -214,7 +212,7 @@ class Supervisor(Stages):
                     gain_s=0.0,
                     cost_s=self.stand_s,
                     moved_units=len(moved),
-                    moved_bytes=sent,
+                    moved_bytes=self.sent_bytes,
                     plan_version=self.plan.version,
                 )
             )
@@ -266,5 +264,7 @@ class Supervisor(Stages):
                     noticed_s=loss.silent_s,
                     recovered_s=max(self._clock.now() - loss.at_s - paused_s, 0.0),
                     plan_version=self.plan.version,
+                    sent_bytes=self.sent_bytes,
+                    kept_bytes=self.kept_bytes,
                 )
             )

@@ -58,10 +58,26 @@ def plan(*parts, keeps_data_local=False):
 FOUR = plan((A, 0, 1), (B, 1, 3), (C, 3, 4), (D, 4, 6))
 
 
+RATES = {(source, target): 1e6 for source in "abcde" for target in "abcde"}
+ALONE = {"owners": (), "rates": RATES}
+
+
 def test_every_stage_sends_to_the_next_one_and_the_last_to_the_one_before_it():
-    assert copy_peers(FOUR, ()) == {A: B, B: C, C: D, D: C}
-    assert copy_peers(plan((A, 0, 3), (B, 3, 6)), ()) == {A: B, B: A}
-    assert copy_peers(plan((A, 0, 6)), ()) == {}
+    assert copy_peers(FOUR, UNITS, 1, **ALONE) == {A: B, B: C, C: D, D: C}
+    assert copy_peers(plan((A, 0, 3), (B, 3, 6)), UNITS, 1, **ALONE) == {A: B, B: A}
+    assert copy_peers(plan((A, 0, 6)), UNITS, 1, **ALONE) == {}
+
+
+def test_nobody_sends_where_there_is_no_direct_link_or_where_training_needs_its_time():
+    without = {ends: rate for ends, rate in RATES.items() if ends != (A, B)}
+    assert A not in copy_peers(FOUR, UNITS, 1, owners=(), rates=without)
+    # The copy of a's stage takes 0.2 s, those of b's and c's 4 and 2 ms, d's half a second.
+    slow = dict.fromkeys(RATES, 5000)
+    assert copy_peers(FOUR, UNITS, 1, owners=(), rates=slow) == {A: B, B: C, C: D, D: C}
+    busy = tuple(msgspec.structs.replace(stage, send_s=0.2) for stage in FOUR.stages)  # 0.8 s of each second
+    busy_plan = msgspec.structs.replace(FOUR, stages=busy)
+    assert copy_peers(busy_plan, UNITS, 1, owners=(), rates=slow) == {B: C, C: D}
+    assert copy_peers(busy_plan, UNITS, 6, owners=(), rates=slow) == {A: B, B: C, C: D, D: C}
 
 
 @pytest.mark.parametrize(
@@ -69,12 +85,13 @@ def test_every_stage_sends_to_the_next_one_and_the_last_to_the_one_before_it():
     [((A, D), {B: C, C: D}), ((A, B, D), {A: B, B: C, C: D}), ((A, C, D), {B: C, C: D, D: C})],
 )
 def test_where_data_stay_with_their_owner_the_ends_send_their_weights_to_no_other_device(owners, expected):
-    assert copy_peers(msgspec.structs.replace(FOUR, keeps_data_local=True), owners) == expected
+    kept = msgspec.structs.replace(FOUR, keeps_data_local=True)
+    assert copy_peers(kept, UNITS, 1, owners=owners, rates=RATES) == expected
 
 
 def test_each_worker_is_told_whose_copies_come_to_it_and_how_much_room_they_have():
-    terms = Holders(UNITS).hand_over(FOUR, 1, owners=()).terms
-    assert {worker: term.peer for worker, term in terms.items()} == copy_peers(FOUR, ())
+    terms = Holders(UNITS).hand_over(FOUR, 1, **ALONE).terms
+    assert {worker: term.peer for worker, term in terms.items()} == {A: B, B: C, C: D, D: C}
     assert {worker: term.sources for worker, term in terms.items()} == {A: (), B: (A,), C: (B, D), D: (C,)}
     most = {A: 1000, B: 1000, C: 2520, D: 2500}
     limits = {worker: COPIED_STEPS * size + COPY_ROOM_BYTES for worker, size in most.items()}
@@ -83,21 +100,21 @@ def test_each_worker_is_told_whose_copies_come_to_it_and_how_much_room_they_have
 
 def test_a_run_that_makes_no_replicas_keeps_no_copies():
     holders = Holders(UNITS)
-    handover = holders.hand_over(FOUR, 0, owners=())
+    handover = holders.hand_over(FOUR, 0, **ALONE)
     assert handover.terms == {}
     holders.stands(FOUR, handover, with_disks=())
-    assert not any(holders.hand_over(FOUR, 0, owners=()).trained.values())
+    assert not any(holders.hand_over(FOUR, 0, **ALONE).trained.values())
 
 
 def test_after_a_loss_the_others_are_asked_for_what_they_may_have_and_a_newcomer_for_nothing():
     holders = Holders(UNITS)
-    first = holders.hand_over(FOUR, 1, owners=())
+    first = holders.hand_over(FOUR, 1, **ALONE)
     assert not any(first.trained.values())
     assert not any(first.frozen.values())
     holders.stands(FOUR, first, with_disks=())
     holders.forget(B)
     e = WorkerId("e")
-    second = holders.hand_over(plan((A, 0, 2), (C, 2, 4), (e, 4, 5), (D, 5, 6)), 1, owners=())
+    second = holders.hand_over(plan((A, 0, 2), (C, 2, 4), (e, 4, 5), (D, 5, 6)), 1, **ALONE)
     assert second.frozen == {A: {0}, C: {3}, e: frozenset(), D: {5}}
     assert second.trained == {A: {0}, C: {2, 3}, e: frozenset(), D: {5}}
     handed_out = {A: HandedOut(sent_bytes=10, trained=frozenset({0})), C: HandedOut(trained=frozenset({2}))}
@@ -109,6 +126,6 @@ def test_a_worker_without_a_disk_is_not_asked_for_more_than_it_keeps_in_memory()
     two = plan((A, 0, 2), (B, 2, 6))
     for disks, asked in (((), {A: {2, 3, 4, 5}}), ((A,), {A: set(range(6))})):
         holders = Holders(large)
-        holders.stands(two, holders.hand_over(two, 1, owners=()), with_disks=disks)
+        holders.stands(two, holders.hand_over(two, 1, **ALONE), with_disks=disks)
         holders.forget(B)
-        assert holders.hand_over(plan((A, 0, 6)), 1, owners=()).trained == asked
+        assert holders.hand_over(plan((A, 0, 6)), 1, **ALONE).trained == asked
