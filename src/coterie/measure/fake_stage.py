@@ -5,7 +5,22 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from coterie.jobs.model_spec import ModelSpec
-from coterie.models import StageModule, build_stage
+from coterie.models import Anatomy, StageModule, build_stage
+
+_FEW_ELEMENTS = 1 << 20
+_FEW_PRODUCTS = 1 << 26
+"""Up to so many elements of a tensor or unit, and multiply-adds per row and unit, computing takes less time than
+pretending to: a fake operation takes longer than a small real one, and a process's first loads what traces programs."""
+
+
+def is_tiny(anatomy: Anatomy, tokens: int) -> bool:
+    """Whether every unit is computed in no time; experts are left to fake tensors, which notice where values matter."""
+    sizes = dict.fromkeys(range(anatomy.unit_count), 0)
+    for name, unit in anatomy.unit_of.items():
+        sizes[unit] += torch.Size(anatomy.shapes[name]).numel()
+    widest = max(max(shape) for shape in anatomy.shapes.values() if shape)
+    largest = max(*sizes.values(), tokens * max(widest, tokens))
+    return largest <= min(_FEW_ELEMENTS, _FEW_PRODUCTS // tokens) and not any("expert" in n for n in anatomy.shapes)
 
 
 def build_fake_stage(spec: ModelSpec, first_unit: int, stop_unit: int, mode: FakeTensorMode) -> StageModule:

@@ -1,4 +1,4 @@
-"""What a block keeps of every row while text is written: its keys and values, counted on fake tensors."""
+"""What a block keeps of every row while text is written: its keys and values, counted without the model's weights."""
 
 from contextlib import nullcontext
 
@@ -8,7 +8,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from coterie.jobs.model_spec import ModelSpec
 from coterie.logs import get_logger
-from coterie.measure.fake_stage import build_fake_stage
+from coterie.measure.fake_stage import build_fake_stage, is_tiny
 from coterie.measure.stand_in_weights import StandInWeights
 from coterie.models import build_stage, describe
 from coterie.models.generation import GenerationStage
@@ -40,7 +40,7 @@ def with_kept_tokens(profile: ModelProfile, spec: ModelSpec, *, tokens: int) -> 
 
 def _count(spec: ModelSpec, unit: int, tokens: int) -> int:
     try:
-        return _count_on(spec, unit, tokens, FakeTensorMode())
+        return _count_on(spec, unit, tokens, None if is_tiny(describe(spec), tokens) else FakeTensorMode())
     except RuntimeError as error:  # torch's word for "this depends on values" is one of many RuntimeErrors
         _LOG.info("counting kept tokens on real tensors: %s", error)
         return _count_on(spec, unit, tokens, None)

@@ -10,7 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from coterie.jobs.model_spec import ModelSpec
 from coterie.logs import get_logger
-from coterie.measure.fake_stage import build_fake_stage
+from coterie.measure.fake_stage import build_fake_stage, is_tiny
 from coterie.measure.keys import model_profile_key
 from coterie.measure.stand_in_weights import StandInWeights
 from coterie.measure.unit_cost import count_flops, count_stage, example_inputs, run_forward, saved_bytes
@@ -22,9 +22,6 @@ _LOG = get_logger(__name__)
 _FLOAT32_BYTES = 4
 _ROWS = (2, 8)
 """Two row counts fix a line; a single row is left out, since some models treat it in a way of its own."""
-_FEW_PRODUCTS = 1 << 26
-"""Multiply-adds, per row and unit, up to which computing takes less time than pretending to: a fake operation takes
-longer than a small real one, and the first one in a process loads what traces programs."""
 
 
 def profile_model(spec: ModelSpec, *, memory_tokens: int, typical_tokens: int, name: str) -> ModelProfile:
@@ -46,7 +43,7 @@ def profile_model(spec: ModelSpec, *, memory_tokens: int, typical_tokens: int, n
     notes: tuple[str, ...] = ()
     anatomy = describe(spec)
     try:
-        counted = _Counting(spec, memory_tokens, typical_tokens, fake=not _is_tiny(anatomy, memory_tokens)).all_units()
+        counted = _Counting(spec, memory_tokens, typical_tokens, fake=not is_tiny(anatomy, memory_tokens)).all_units()
     except RuntimeError as error:  # torch's word for "this depends on values" is one of many RuntimeErrors
         _LOG.info("counting %s on real tensors: %s", name, error)
         notes = ("counted on random inputs: this model's memory depends on values (such as chosen experts)",)
@@ -63,15 +60,6 @@ def profile_model(spec: ModelSpec, *, memory_tokens: int, typical_tokens: int, n
         unpacks=spec.frozen_dtype != "float32",
         notes=notes,
     )
-
-
-def _is_tiny(anatomy: Anatomy, tokens: int) -> bool:
-    """Whether every unit is computed in no time; experts are left to the fake tensors, which notice what they do."""
-    sizes = dict.fromkeys(range(anatomy.unit_count), 0)
-    for name, unit in anatomy.unit_of.items():
-        sizes[unit] += torch.Size(anatomy.shapes[name]).numel()
-    largest = max(sizes.values()) + tokens * max(max(shape) for shape in anatomy.shapes.values() if shape)
-    return largest * tokens <= _FEW_PRODUCTS and not any("expert" in name for name in anatomy.shapes)
 
 
 class _UnitCost(msgspec.Struct, frozen=True, kw_only=True):

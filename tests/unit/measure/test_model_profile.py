@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from coterie.jobs.model_spec import FrozenDtype, LoraSpec, ModelSpec
-from coterie.measure import model_profile
+from coterie.measure import fake_stage, model_profile
 from coterie.measure.live_bytes import SavedBytes
 from coterie.measure.model_profile import profile_model
 from coterie.measure.stand_in_weights import StandInWeights
@@ -21,7 +21,7 @@ Make = Callable[..., ModelSpec]
 @pytest.fixture(autouse=True)
 def _on_fake_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
     """As a model of usual size is counted; the tiny ones of these tests would be computed."""
-    monkeypatch.setattr(model_profile, "_FEW_PRODUCTS", 0)
+    monkeypatch.setattr(fake_stage, "_FEW_PRODUCTS", 0)
 
 
 @functools.cache
