@@ -8,7 +8,8 @@ import pytest
 import torch
 from transformers import AutoModelForTokenClassification, BertConfig
 
-from coterie.cluster.fault_messages import REPLICA, Replicated
+from coterie.checkpoint.shard_file import state_digest
+from coterie.cluster.fault_messages import REPLICA, CopyTerms, Replicated
 from coterie.cluster.messages import CONTROL, Assign, unpack
 from coterie.errors import NetworkError
 from coterie.ids import COORDINATOR, RunId, WorkerId
@@ -45,7 +46,7 @@ def spec():
 class Stage:
     """A stage of the last two units with its optimizer, and the receivers' ends of its links."""
 
-    def __init__(self, spec, *, every=1, receivers=(COORDINATOR,), slow=False, live=False):
+    def __init__(self, spec, *, every=1, receivers=(COORDINATOR,), slow=(), live=False, folder=None):
         config = BertConfig.from_dict(json.loads(spec.config_json))
         model = AutoModelForTokenClassification.from_config(config)
         weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
@@ -56,7 +57,7 @@ class Stage:
         self.thread.start()
         self.far, self.outboxes = {}, {}
         for receiver in receivers:
-            near, self.far[receiver] = memory_pair(max_unsent_bytes=1 if slow else 1 << 20)
+            near, self.far[receiver] = memory_pair(max_unsent_bytes=1 if receiver in slow else 1 << 20)
             self.outboxes[receiver] = self.do(self._outbox(near))
         plan = Plan(
             version=3,
@@ -81,9 +82,10 @@ class Stage:
             gradient_below=True,
             tied_peer=WorkerId(""),
             replicate_every=every,
+            copies=CopyTerms(limit_bytes=1 << 20),
         )
         limit_bytes = {"clone_limit_bytes": 0} if live else {}
-        self.copies = TrainedCopies(None)
+        self.copies = TrainedCopies(folder)
         self.copies.begin(assign)
         self.sender = ReplicaSender(self.stage, assign, OWN, self.outboxes, copies=self.copies, **limit_bytes)
 
@@ -163,7 +165,7 @@ def test_every_due_step_is_sent_to_every_receiver_though_the_weights_have_change
 
 
 def test_where_links_are_slow_replicas_get_rarer_and_never_pile_up(make_stage):
-    stage = make_stage(slow=True)
+    stage = make_stage(slow=(COORDINATOR,))
     expected = {number: stage.step(number) for number in range(1, 8)}
     step, tensors = stage.replica()
     assert step == 1
@@ -178,7 +180,7 @@ def test_where_links_are_slow_replicas_get_rarer_and_never_pile_up(make_stage):
 
 
 def test_a_state_too_large_to_copy_holds_the_next_update_until_it_is_out(make_stage):
-    stage = make_stage(slow=True, live=True)
+    stage = make_stage(slow=(COORDINATOR,), live=True)
     first = stage.step(1)
     thread = threading.Thread(target=stage.step, args=(2,))
     thread.start()
@@ -202,3 +204,36 @@ def test_a_receiver_that_goes_is_done_without_unless_it_is_the_coordinator(make_
         future.result(60)
     with pytest.raises(NetworkError, match="gone too"):
         stage.step(2)
+
+
+def test_a_slow_neighbour_misses_steps_and_the_coordinator_does_not(make_stage):
+    stage = make_stage(receivers=(COORDINATOR, PEER), slow=(PEER,))
+    expected = {}
+    for number in (1, 2, 3):
+        expected[number] = stage.step(number)
+        step, tensors = stage.replica()
+        assert step == number
+        assert_holds(tensors, expected[number])
+        stage.sender._pending[COORDINATOR].result(60)
+    assert stage.replica(PEER)[0] == 1
+    stage.sender._pending[PEER].result(60)
+    stage.step(4)
+    step, _ = stage.replica(PEER)
+    assert step == 4
+
+
+@pytest.mark.parametrize("live", [False, True], ids=["copied", "sent as it is"])
+def test_a_stage_keeps_its_own_copies_though_the_weights_have_changed_since(make_stage, tmp_path, live):
+    stage = make_stage(receivers=(COORDINATOR, PEER), live=live, folder=tmp_path)
+    sent = {}
+    for number in (1, 2):
+        stage.step(number)
+        sent[number] = stage.replica()[1]
+        if not live:
+            assert stage.replica(PEER)[0] == number
+    assert stage.copies.own.places == {(1, 2), (1, 3), (2, 2), (2, 3)}
+    for number, tensors in sent.items():
+        for unit in (2, 3):
+            own = {name: tensor for name, tensor in tensors.items() if ("classifier" in name) == (unit == 3)}
+            assert stage.copies.own.find(number, unit, state_digest(own)) is not None
+    assert not live or PEER not in stage.sender._pending, "what is large goes to the coordinator alone"
