@@ -1,6 +1,8 @@
 """What holds for every test."""
 
+import faulthandler
 import gc
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +18,9 @@ settings.register_profile("search", derandomize=False, max_examples=1000, **PATI
 settings.load_profile("same")
 
 TESTS = Path(__file__).parent
+STDERR = pytest.StashKey[int]()
+HANGS_S = 120
+"""Beyond a test's own limit, until its process is ended."""
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -26,10 +31,18 @@ def _own_settings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Keep the way to the terminal for stacks of a test that hangs: what is written while it runs is captured."""
+    config.stash[STDERR] = os.dup(2)
+
+
 @pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup() -> None:
+def pytest_runtest_setup(item: pytest.Item) -> None:
     """Random weights and inputs are the same on every run too, whichever tests ran before."""
     torch.manual_seed(0)
+    limit = item.get_closest_marker("timeout")
+    if limit is not None:  # else `faulthandler_timeout`, which is one for all, would end it before its limit
+        faulthandler.dump_traceback_later(limit.args[0] + HANGS_S, file=item.config.stash[STDERR], exit=True)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -24,7 +24,7 @@ from testbed import fuzzing
 SMALL = Limits(max_header_bytes=16 * 1024, max_tensors=4, max_tensor_bytes=1 << 14, max_frame_bytes=1 << 15)
 KEPT_BYTES = 8
 """A header's bytes, decoded, may take this many times their room: a small number is an object in Python."""
-LONG_SEARCH, SLICE = 100_000, 20_000
+LONG_SEARCH, SLICE = 100_000, 5_000
 
 draws = st.integers(0, 2**40).map(random.Random)
 Listening = Callable[..., AbstractAsyncContextManager[Any]]  # the fixture's own class lives in conftest.py

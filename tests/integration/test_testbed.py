@@ -116,6 +116,7 @@ def matrix(tmp_path_factory):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1900)  # the first makes the undisturbed run too, and each may take `LONGEST_S`
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_a_run_goes_through_each_fault_of_its_middle_stage_to_the_same_weights(fault, matrix):
     cell = matrix.cell(fault, "middle", "flush")
