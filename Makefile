@@ -13,7 +13,7 @@ PIP_INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --no-compi
 
 BENCHMARKS := activation_cache adapters faults heads heads_sim links memory qlora same_host side_kills sidetuning speed staleness tasks
 
-.PHONY: install demo test test-all check bench docs clean
+.PHONY: install demo test test-all ready packages check lint types contracts bench docs clean
 
 install: $(VENV)/installed
 
@@ -31,18 +31,29 @@ $(VENV)/installed: pyproject.toml
 demo: install
 	$(BIN)/coterie demo
 
-check: install
-	$(BIN)/ruff check src tests benchmarks scripts
-	$(BIN)/ruff format --check src tests benchmarks scripts
+check: types contracts lint
+
+types: install
 	$(BIN)/mypy
+
+contracts: install
 	$(BIN)/lint-imports
 
-test: check
+lint: install
+	$(BIN)/ruff check src tests benchmarks scripts
+	$(BIN)/ruff format --check src tests benchmarks scripts
+
+packages:
 	scripts/install-test-packages
+
+# Two at a time: system packages while pip works, contracts and style beside mypy.
+ready:
+	$(MAKE) -j 2 packages check
+
+test: ready
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist loadfile --no-loadscope-reorder -m "not slow"
 
-test-all: check
-	scripts/install-test-packages
+test-all: ready
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist loadfile --no-loadscope-reorder
 
 bench: install
