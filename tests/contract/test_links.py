@@ -1,4 +1,4 @@
-"""One suite for every carrier of frames: in memory, TCP with TLS, plain TCP, Unix socket."""
+"""One suite for every carrier of frames: in memory, TCP with TLS, plain TCP, Unix socket, shared memory."""
 
 import asyncio
 import gc
@@ -22,7 +22,7 @@ from coterie.transport.wire import frame_head
 from coterie.units import MIB
 
 STREAMS = ["tls", "plain"] + ([] if sys.platform == "win32" else ["unix"])
-CARRIERS = ["memory", *STREAMS]
+CARRIERS = ["memory", *STREAMS] + (["shared"] if sys.platform == "linux" else [])
 AnyLink = MemoryLink | StreamLink
 Pair = Callable[..., AbstractAsyncContextManager[tuple[AnyLink, AnyLink]]]
 KERNEL_BYTES = 24 * MIB  # what both ends' socket buffers may hold at most

@@ -1,6 +1,8 @@
 """Dialling a coordinator: every candidate address, until one answers with the right certificate."""
 
 import asyncio
+import contextlib
+import socket
 import ssl
 import sys
 from pathlib import Path
@@ -9,6 +11,7 @@ from coterie.errors import CoterieError, JoinRefusedError, NetworkError, Version
 from coterie.transport.certificates import FRAME_PROTOCOL, check_peer, client_context
 from coterie.transport.join_link import JoinLink
 from coterie.transport.limits import Limits
+from coterie.transport.shared_memory import DescriptorSocket
 from coterie.transport.stream_link import StreamLink
 from coterie.units import counted
 
@@ -135,11 +138,17 @@ async def connect_unix(path: Path, *, limits: Limits | None = None, timeout_s: f
     if sys.platform == "win32":
         raise NetworkError("Windows has no Unix sockets for this", hint="use the join link instead")
     loop = asyncio.get_running_loop()
-    try:
-        async with asyncio.timeout(timeout_s):
-            _, link = await loop.create_unix_connection(lambda: StreamLink(limits), str(path))
-    except (OSError, TimeoutError) as error:
-        raise NetworkError(f"no listener at {path}: {error or 'no answer'}") from error
+    sock = DescriptorSocket(socket.AF_UNIX)
+    sock.settimeout(0)
+    with contextlib.ExitStack() as undo:
+        undo.callback(sock.close)
+        try:
+            async with asyncio.timeout(timeout_s):
+                await loop.sock_connect(sock, str(path))
+                _, link = await loop.create_unix_connection(lambda: StreamLink(limits, descriptors=sock), sock=sock)
+        except (OSError, TimeoutError) as error:
+            raise NetworkError(f"no listener at {path}: {error or 'no answer'}") from error
+        undo.pop_all()
     return link
 
 

@@ -57,6 +57,11 @@ class ServedLink(StreamLink):
         self.limits = limits or Limits()
         self.max_unread_bytes = MAX_UNREAD_BYTES
 
+    def share_memory(self) -> None:
+        """Let large frames pass through memory from now on: see `StreamLink`."""
+        assert self._accepted, "memory is for peers that were let in"
+        super().share_memory()
+
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection ended."""
         super().connection_lost(exc)

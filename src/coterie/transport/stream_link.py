@@ -16,12 +16,13 @@ import asyncio
 import ssl
 from collections import deque
 
-from coterie.errors import CoterieError, NetworkError, VersionMismatchError
+from coterie.errors import CoterieError, NetworkError, ProtocolError, VersionMismatchError
 from coterie.logs import get_logger
-from coterie.transport.frame import Frame
+from coterie.transport.frame import Frame, FrameHeader
 from coterie.transport.limits import Limits
+from coterie.transport.shared_memory import DescriptorSocket, SharedMemory, make_memory, open_memory
 from coterie.transport.socket_options import LowWater, notice_dead_peer
-from coterie.transport.wire import FrameReader, flat_view, frame_head, version_mark
+from coterie.transport.wire import FrameReader, flat_view, frame_head, placed_head, version_mark
 from coterie.units import MIB
 
 _log = get_logger(__name__)
@@ -37,6 +38,10 @@ MAX_UNREAD_BYTES = 8 * MIB
 FRAME_OBJECTS_BYTES = 1024
 """What a frame that nobody has read costs beside its bytes; a flood of empty frames must pause reading, too."""
 
+MEMORY_NOTE = FrameHeader(kind="shared-memory")
+"""Says that memory is shared from here on; the dialled end sends it with the memory, the other one answers with it."""
+NOTE_BYTES = frame_head(Frame(MEMORY_NOTE), Limits())
+
 
 class StreamLink(asyncio.BufferedProtocol):
     """A `Link` over one TCP, TLS or Unix-socket connection.
@@ -47,15 +52,24 @@ class StreamLink(asyncio.BufferedProtocol):
         limits: Of frames in both directions; settable at any time, holds from the next frame on.
         max_unsent_bytes: `send` waits while more than this is queued, the frame it was given included.
         max_unread_bytes: Reading pauses while whole frames of more than this wait for `receive`; settable at any time.
+        descriptors: The Unix socket beneath, if the peer may pass memory over it.
     """
 
     def __init__(
-        self, limits: Limits | None = None, *, max_unsent_bytes: int = 8 * MIB, max_unread_bytes: int = MAX_UNREAD_BYTES
+        self,
+        limits: Limits | None = None,
+        *,
+        max_unsent_bytes: int = 8 * MIB,
+        max_unread_bytes: int = MAX_UNREAD_BYTES,
+        descriptors: DescriptorSocket | None = None,
     ) -> None:
         self._reader = FrameReader(limits or Limits())
         self._max_unsent_bytes = max_unsent_bytes
         self.max_unread_bytes = max_unread_bytes
         self._transport: asyncio.Transport | None = None
+        self._descriptors = descriptors
+        self._memory: SharedMemory | None = None
+        self._memory_is_agreed = False
         self._chunk_bytes = CHUNK_BYTES
         self._low_water: LowWater | None = None
         self._outbox: deque[memoryview] = deque()
@@ -88,18 +102,23 @@ class StreamLink(asyncio.BufferedProtocol):
 
     @property
     def bytes_sent(self) -> int:
-        """Bytes handed to the network so far, headers included."""
-        return self._bytes_sent
+        """Bytes handed to the network so far, headers included; those in shared memory count as if sent."""
+        return self._bytes_sent + (self._memory.bytes_put if self._memory else 0)
 
     @property
     def bytes_received(self) -> int:
-        """Bytes taken from the network so far, headers included."""
-        return self._bytes_received
+        """Bytes taken from the network so far, headers included; those in shared memory count as if sent."""
+        return self._bytes_received + (self._memory.bytes_taken if self._memory else 0)
 
     @property
     def is_closed(self) -> bool:
         """Whether the link is closed or broken; frames that arrived before can still be received if it broke."""
         return self._closing or self._error is not None
+
+    @property
+    def shares_memory(self) -> bool:
+        """Whether large frames may pass through memory that both ends have."""
+        return self._memory_is_agreed and not self.is_closed
 
     async def send(self, frame: Frame) -> None:
         """Queue a frame and wait while more than `max_unsent_bytes` are unsent; may be called by several tasks.
@@ -110,13 +129,11 @@ class StreamLink(asyncio.BufferedProtocol):
         """
         self._check_open()
         head = frame_head(frame, self.limits)
-        self._outbox.append(memoryview(head))
-        self._outbox.extend(flat_view(buffer) for buffer in frame.buffers if memoryview(buffer).nbytes)
-        self._unsent_bytes += len(head) + frame.payload_bytes
-        self._flushed.clear()
-        if self._unsent_bytes > self._max_unsent_bytes:
-            self._drained.clear()
-        self._pump()
+        place = self._memory.put(frame.buffers) if self._memory and self._memory_is_agreed else None
+        if place is None:
+            self._queue(head, *(flat_view(buffer) for buffer in frame.buffers if memoryview(buffer).nbytes))
+        else:
+            self._queue(placed_head(head, place))
         await self._drained.wait()
         self._raise_error()
 
@@ -148,6 +165,22 @@ class StreamLink(asyncio.BufferedProtocol):
             if self._transport is not None and not self._transport.is_closing():
                 self._transport.resume_reading()
         return frame
+
+    def share_memory(self) -> None:
+        """Let large frames pass through memory from now on. To be called at the dialled end once its peer is let in.
+
+        Without a Unix socket, or where the system or the peer does not play along, all stays as it is.
+        """
+        transport = self._transport
+        if transport is None or self.is_closed or self._memory is not None:
+            return
+        if self._outbox or transport.get_write_buffer_size():
+            _log.debug("no shared memory: something is being sent")
+            return
+        with transport.get_extra_info("socket").dup() as own:
+            self._memory = make_memory(own, NOTE_BYTES)
+        if self._memory is not None:
+            self._reader.take = self._memory.take
 
     async def close(self) -> None:
         """Flush what is queued, then close; idempotent. After some seconds without progress: at once."""
@@ -204,6 +237,9 @@ class StreamLink(asyncio.BufferedProtocol):
             return
         try:
             frame = self._reader.advance(nbytes)
+            if frame is not None and frame.header == MEMORY_NOTE:
+                self._agree_on_memory()
+                return
         except CoterieError as error:
             _log.info("link closed: %s", error.message)
             if isinstance(error, VersionMismatchError) and self._transport is not None:
@@ -241,6 +277,26 @@ class StreamLink(asyncio.BufferedProtocol):
 
     # ---- inside
 
+    def _agree_on_memory(self) -> None:
+        self._bytes_received -= len(NOTE_BYTES)
+        if self._memory is None and self._descriptors is not None:
+            self._memory = open_memory(self._descriptors.take_descriptors())
+            if self._memory is not None:
+                self._reader.take = self._memory.take
+                self._bytes_sent -= len(NOTE_BYTES)
+                self._queue(NOTE_BYTES)
+        elif self._memory is None or self._memory_is_agreed:
+            raise ProtocolError("the peer speaks of shared memory where there can be none")
+        self._memory_is_agreed = self._memory is not None
+
+    def _queue(self, *pieces: bytes | memoryview) -> None:
+        self._outbox.extend(memoryview(piece) for piece in pieces)
+        self._unsent_bytes += sum(len(piece) for piece in pieces)
+        self._flushed.clear()
+        if self._unsent_bytes > self._max_unsent_bytes:
+            self._drained.clear()
+        self._pump()
+
     def _deliver(self, frame: Frame) -> None:
         self._inbox.append(frame)
         self._arrived.set()
@@ -274,6 +330,8 @@ class StreamLink(asyncio.BufferedProtocol):
     def _fail(self, error: CoterieError) -> None:
         if self._error is None:
             self._error = error
+        if self._memory is not None:
+            self._memory.close()
         self._outbox.clear()
         self._unsent_bytes = 0
         for event in (self._arrived, self._drained, self._flushed):

@@ -2,11 +2,14 @@
 
     magic 4 B | wire version u16 | reserved u16 | header length u32 | payload length u64 | header | payload
 
-All numbers are little-endian. Magic and version keep their place in every future version, so that two ends of different
-versions can name both. Nothing here does I/O: `FrameReader` hands out the memory that the next bytes belong into.
+The reserved field is 0; or 1 where two processes share memory and the tensors lie there: then a u64 that says where
+stands in the payload's place. All numbers are little-endian. Magic and version keep their place in every future
+version, so that two ends of different versions can name both. Nothing here does I/O: `FrameReader` hands out the memory
+that the next bytes belong into.
 """
 
 import struct
+from collections.abc import Callable, Sequence
 
 import msgspec
 import numpy as np
@@ -19,6 +22,9 @@ from coterie.units import format_bytes
 WIRE_VERSION = 1
 MAGIC = b"COTR"
 PREAMBLE = struct.Struct("<4sHHIQ")
+IN_MEMORY = 1
+"""The reserved field of a frame whose tensors lie in shared memory."""
+PLACE = struct.Struct("<Q")
 
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODER = msgspec.msgpack.Decoder(FrameHeader, strict=True)
@@ -41,6 +47,13 @@ def frame_head(frame: Frame, limits: Limits) -> bytes:
     return PREAMBLE.pack(MAGIC, WIRE_VERSION, 0, len(header), payload_bytes) + header
 
 
+def placed_head(head: bytes, offset: int) -> bytes:
+    """What goes over the socket of a frame whose tensors lie in shared memory: its head and where they begin."""
+    magic, version, _, header_bytes, payload_bytes = PREAMBLE.unpack_from(head)
+    preamble = PREAMBLE.pack(magic, version, IN_MEMORY, header_bytes, payload_bytes)
+    return preamble + head[PREAMBLE.size :] + PLACE.pack(offset)
+
+
 def version_mark() -> bytes:
     """A preamble that says no more than the version: for a peer of another one, before its link is closed."""
     return PREAMBLE.pack(MAGIC, WIRE_VERSION, 0, 1, 0)
@@ -59,14 +72,19 @@ class FrameReader:
 
     Tensor bytes thus land where they stay; each tensor has a buffer of its own, aligned for any dtype. Once `advance`
     has raised, the stream is lost: there is no way to find the next frame in it.
+
+    Attributes:
+        take: Copies tensors out of shared memory, from an offset on, into buffers; None where none is shared.
     """
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
+        self.take: Callable[[int, Sequence[memoryview]], None] | None = None
         self._preamble = memoryview(bytearray(PREAMBLE.size))
         self._pieces: list[memoryview] = []
         self._header: FrameHeader | None = None
         self._buffers: tuple[memoryview, ...] = ()
+        self._place: memoryview | None = None
         self._payload_bytes = 0
         self._begin()
 
@@ -91,7 +109,7 @@ class FrameReader:
             The frame that they complete, if any.
 
         Raises:
-            ProtocolError: The bytes are no frame, or one over the limits.
+            ProtocolError: The bytes are no frame, or one over the limits, or its tensors lie outside the shared memory.
             VersionMismatchError: The peer speaks another version of the wire format.
             OutOfMemoryError: The frame is within the limits but memory for it cannot be had.
         """
@@ -125,10 +143,11 @@ class FrameReader:
                 f"the peer speaks wire format {version}, this side speaks {WIRE_VERSION}",
                 hint="install the same version of coterie on every device",
             )
-        if reserved:
+        if reserved and (reserved != IN_MEMORY or self.take is None):
             raise ProtocolError(f"the reserved field of a frame is {reserved}, not 0")
         check_preamble(header_bytes, payload_bytes, self.limits)
         self._payload_bytes = payload_bytes
+        self._place = memoryview(bytearray(PLACE.size)) if reserved else None
         self._piece = memoryview(bytearray(header_bytes))
         self._filled = 0
 
@@ -145,8 +164,12 @@ class FrameReader:
             raise OutOfMemoryError(
                 f"no memory for a received frame with {format_bytes(self._payload_bytes)} of tensors"
             ) from error
-        self._pieces = [buffer for buffer in reversed(self._buffers) if buffer.nbytes]
-        self._missing_bytes = self._payload_bytes
+        if self._place is None:
+            self._pieces = [buffer for buffer in reversed(self._buffers) if buffer.nbytes]
+            self._missing_bytes = self._payload_bytes
+        else:
+            self._pieces = [self._place]
+            self._missing_bytes = PLACE.size
         self._header = header
 
     def _next_piece(self) -> Frame | None:
@@ -155,6 +178,10 @@ class FrameReader:
             self._filled = 0
             return None
         assert self._header is not None
+        if self._place is not None:
+            assert self.take is not None
+            (offset,) = PLACE.unpack(self._place)
+            self.take(offset, self._buffers)
         frame = Frame(self._header, self._buffers)
         self._begin()
         return frame

@@ -122,6 +122,8 @@ class Peers:
                 frame = await link.receive()
                 if is_probe(frame):
                     await answer_probe(link, frame)
+                    if isinstance(link, ServedLink):
+                        link.share_memory()  # from now on: a probe's bulks would only make the memory grow
                 else:
                     self._on_frame(frame)
         except CoterieError as error:

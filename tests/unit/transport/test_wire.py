@@ -1,5 +1,6 @@
 import pickle
 import tracemalloc
+from collections.abc import Sequence
 
 import msgspec
 import numpy as np
@@ -11,7 +12,7 @@ from coterie.errors import ProtocolError, VersionMismatchError
 from coterie.ids import RunId, WorkerId
 from coterie.transport.frame import Frame, FrameHeader, TensorSpec
 from coterie.transport.limits import Limits, check_header
-from coterie.transport.wire import MAGIC, PREAMBLE, WIRE_VERSION, FrameReader, flat_view, frame_head
+from coterie.transport.wire import MAGIC, PREAMBLE, WIRE_VERSION, FrameReader, flat_view, frame_head, placed_head
 
 SMALL = Limits(max_header_bytes=4096, max_tensors=4, max_tensor_bytes=1 << 16, max_frame_bytes=1 << 17)
 
@@ -117,6 +118,35 @@ def test_another_wire_version_is_named_beside_ours() -> None:
 def test_a_set_reserved_field_is_refused() -> None:
     with pytest.raises(ProtocolError, match="reserved"):
         feed(FrameReader(Limits()), PREAMBLE.pack(MAGIC, WIRE_VERSION, 1, 10, 0))
+
+
+@given(sizes=st.lists(st.integers(1, 9), max_size=40), offset=st.integers(0, 2**64 - 1))
+def test_tensors_that_lie_in_shared_memory_are_taken_from_where_the_frame_says(sizes: list[int], offset: int) -> None:
+    asked = []
+
+    def take(at: int, buffers: Sequence[memoryview]) -> None:
+        asked.append(at)
+        for buffer in buffers:
+            buffer[:] = b"t" * len(buffer)
+
+    reader, sent = FrameReader(Limits()), example((2, 3), (0,), (4,))
+    reader.take = take
+    head = placed_head(frame_head(sent, Limits()), offset)
+    placed, plain = feed(reader, head + wire(sent), sizes)
+    assert asked == [offset]
+    assert placed.header == plain.header == sent.header
+    assert [bytes(buffer) for buffer in placed.buffers] == [b"t" * 24, b"", b"t" * 16]
+    assert [bytes(buffer) for buffer in plain.buffers] == [bytes(buffer) for buffer in sent.buffers]
+    assert not reader.is_mid_frame
+
+
+def test_tensors_in_shared_memory_are_held_to_the_same_limits() -> None:
+    taken = []
+    reader = FrameReader(SMALL)
+    reader.take = lambda *call: taken.append(call)
+    with pytest.raises(ProtocolError, match="tensors"):
+        feed(reader, placed_head(frame_head(example((40_000,)), Limits()), 0))
+    assert not taken
 
 
 @pytest.mark.parametrize(("header_bytes", "payload_bytes"), [(2**32 - 1, 0), (100, 2**63), (0, 0)])

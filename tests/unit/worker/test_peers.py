@@ -1,6 +1,7 @@
 """Direct links between workers: whom they let in, which address they take, and what they fall back from."""
 
 import asyncio
+import sys
 
 import pytest
 
@@ -8,7 +9,7 @@ from coterie.cluster.messages import PeerAddress, PeerHello, control
 from coterie.errors import NetworkError
 from coterie.ids import RunId, WorkerId
 from coterie.transport.connect import connect
-from coterie.transport.frame import Frame, FrameHeader
+from coterie.transport.frame import Frame, FrameHeader, TensorSpec
 from coterie.transport.join_link import JoinLink
 from coterie.transport.server import FrameServer
 from coterie.worker import peers as peers_module
@@ -76,6 +77,22 @@ def test_workers_of_one_machine_meet_at_a_unix_socket_and_both_ends_can_send():
         await b.peers.links[A].send(Frame(FrameHeader(kind="gradient", step=2)))
         await until(lambda: a.frames and b.frames)
         assert (a.frames[0].header.step, b.frames[0].header.step) == (2, 1)
+
+    between(test)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has anonymous memory files")
+def test_workers_that_met_at_a_unix_socket_share_memory_once_the_link_is_measured():
+    async def test(a, b):
+        await a.peers.dial(b.address(), A)
+        here, there = a.peers.links[B], b.peers.links[A]
+        await until(lambda: here.shares_memory and there.shares_memory)
+        data = bytes(range(256)) * 4096
+        spec = TensorSpec(name="x", dtype="uint8", shape=(len(data),), nbytes=len(data))
+        await here.send(Frame(FrameHeader(kind="hidden", tensors=(spec,)), (data,)))
+        await there.send(Frame(FrameHeader(kind="gradient", tensors=(spec,)), (data,)))
+        await until(lambda: a.frames and b.frames)
+        assert bytes(a.frames[0].buffers[0]) == bytes(b.frames[0].buffers[0]) == data
 
     between(test)
 
