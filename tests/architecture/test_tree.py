@@ -139,11 +139,15 @@ def test_every_recipe_key_is_used_by_a_program():
     assert [key for key, read in read_as.items() if not re.search(re.escape(read) + r"\b", code)] == []
 
 
-def test_make_check_runs_the_linters_and_the_import_contracts():
-    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    check = makefile.partition("\ncheck:")[2].partition("\n\n")[0]
+@pytest.mark.parametrize("target", ["check", "test"])
+def test_make_runs_the_linters_and_the_import_contracts(target):
+    make = subprocess.run(["make", "--dry-run", target], cwd=ROOT, capture_output=True, text=True, check=True)
     for command in ("ruff check", "ruff format --check", "mypy", "lint-imports"):
-        assert command in check
+        assert f"/{command}" in make.stdout
+    assert ("/pytest" in make.stdout) is (target == "test")
+
+
+def test_continuous_integration_is_make_test():
     assert "exec make test" in (ROOT / ".ci" / "run").read_text(encoding="utf-8")
 
 
