@@ -264,7 +264,7 @@ def test_a_killed_worker_and_then_a_killed_coordinator_cost_nothing(
     for name, value in total.items():
         words += [] if name == "rebalance" else [f"--{name.replace('_', '-')}", value]
     for name in ("left", "middle", "right"):
-        words += ["--local-worker", f"name={name}"]
+        words += ["--local-worker", f"name={name},speed=0.1"]  # the run must still be under way when it is killed
     output = tmp_path / "run"
     command = commands("train", "--model", model, "--train", data, "--output", output, *words)
     wait_until(lambda: len(recorded(output, "step")) > 3, "training", command, timeout_s=400)

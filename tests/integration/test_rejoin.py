@@ -121,7 +121,7 @@ def train(commands, model, data, tmp_path):
         output = tmp_path / "run"
         options = ["--model", model, "--train", data, "--output", output, "--host", "127.0.0.1"]
         options += ["--batch-rows", 4, "--micro-batches", 2, "--learning-rate", 5e-3, "--lr-schedule", "constant"]
-        options += ["--heartbeat-s", 0.5, "--epochs", 100]
+        options += ["--heartbeat-s", 0.5, "--epochs", 1000]
         return commands("train", *options, *words), output
 
     return start
@@ -135,11 +135,12 @@ def link_of(command):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_workers_of_a_killed_coordinator_wait_for_it_and_work_for_the_next_one(train, commands, wait_until, recorded):
     command, output = train("--workers", 2, "--min-workers", 2, "--checkpoint-every", 5, "--max-steps", 600)
     link = link_of(command)
     guests = [commands("worker", link, "--name", name, "--identity", "memory") for name in ("left", "right")]
-    wait_until(lambda: len(recorded(output, "step")) > 7, "training", command)
+    wait_until(lambda: len(recorded(output, "step")) > 7, "training", command, timeout_s=400)
     command.process.kill()
     command.end()
     reached = len(recorded(output, "step"))
@@ -157,10 +158,11 @@ def test_workers_of_a_killed_coordinator_wait_for_it_and_work_for_the_next_one(t
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_a_worker_that_was_frozen_is_a_spare_when_it_goes_on(train, wait_until, recorded, children_of):
     words = ("--local-worker", "name=left", "--local-worker", "name=right", "--heartbeat-timeout-s", 10)
-    command, output = train(*words, "--max-steps", 900)
-    wait_until(lambda: len(recorded(output, "step")) > 5, "training", command)
+    command, output = train(*words, "--min-workers", 2, "--max-steps", 9000)  # it is stopped long before
+    wait_until(lambda: len(recorded(output, "step")) > 5, "training", command, timeout_s=400)
     frozen = psutil.Process(children_of(command.process.pid)["right"])
     frozen.suspend()
     wait_until(lambda: recorded(output, "recovery"), "a recovery", command)
