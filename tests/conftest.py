@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 from hypothesis import HealthCheck, settings
 
 # The same examples on every run: main passes or fails by its code alone, and not by how busy the machine is.
@@ -39,6 +38,8 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Random weights and inputs are the same on every run too, whichever tests ran before."""
+    import torch  # noqa: PLC0415 - the process that hands tests out to others needs none
+
     torch.manual_seed(0)
     limit = item.get_closest_marker("timeout")
     if limit is not None:  # else `faulthandler_timeout`, which is one for all, would end it before its limit
