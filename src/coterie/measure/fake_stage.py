@@ -20,7 +20,8 @@ def is_tiny(anatomy: Anatomy, tokens: int) -> bool:
         sizes[unit] += torch.Size(anatomy.shapes[name]).numel()
     widest = max(max(shape) for shape in anatomy.shapes.values() if shape)
     largest = max(*sizes.values(), tokens * max(widest, tokens))
-    return largest <= min(_FEW_ELEMENTS, _FEW_PRODUCTS // tokens) and not any("expert" in n for n in anatomy.shapes)
+    is_quick = largest <= _FEW_ELEMENTS and largest * tokens <= _FEW_PRODUCTS
+    return is_quick and not any("expert" in name for name in anatomy.shapes)
 
 
 def build_fake_stage(spec: ModelSpec, first_unit: int, stop_unit: int, mode: FakeTensorMode) -> StageModule:
