@@ -14,7 +14,7 @@ from coterie.coordinator.losses import take_losses
 from coterie.coordinator.member import ANSWER_POLL_S, Loss, Member
 from coterie.coordinator.members import Members
 from coterie.coordinator.observer import RunObserver
-from coterie.errors import CoterieError, ProtocolError, WorkerLostError
+from coterie.errors import BackendError, CoterieError, ProtocolError, WorkerLostError
 from coterie.ids import WorkerId
 from coterie.profiles.cluster_profile import ClusterProfile, DeviceProfile, LinkProfile
 from coterie.units import counted
@@ -54,6 +54,8 @@ class Gathering:
         """
         found = await self.measure({})
         while self._last is not None and len(found.devices) < least:
+            if isinstance(self._last.error, BackendError):  # its owner asked for what that device has not
+                raise self._last.error
             if cluster.all_local:  # nobody starts the lost ones again
                 await asyncio.sleep(NEWS_S)
                 raise deaths.get(self._last.member.hello.name, self._last.error)
