@@ -300,35 +300,26 @@ class Session:
             if stage.worker not in self.members.by_id:
                 raise WorkerLostError(f"{stage.device_name} has gone while stages were handed out")
             member = self.members.by_id[stage.worker]
-            units = range(stage.first_unit, stage.stop_unit)
-            held_units = tuple(unit for unit in units if unit in over.frozen.get(stage.worker, ()))
+            terms = over.terms.get(stage.worker, CopyTerms())
             asked = sorted(source.trained_units & over.trained.get(stage.worker, frozenset()))
             begins_with = [await asyncio.to_thread(source.trained_unit, unit) for unit in asked]
-            terms = over.terms.get(stage.worker, CopyTerms())
-            await member.send(
-                Assign(
-                    run=job.run,
-                    plan=plan,
-                    stage=stage.stage,
-                    spec=spec,
-                    optimizer=job.optimizer,
-                    task=job.task.name,
-                    gradient_below=side is None and any(job.anatomy.trainable[: stage.first_unit]),
-                    tied_peer=tied.get(stage.worker, WorkerId("")),
-                    resumed_step=state.step if state else 0,
-                    side=side,
-                    held_units=held_units,
-                    replicate_every=over.replicate_every,
-                    copies=msgspec.structs.replace(terms, begins_with=tuple(begins_with)),
-                ),
-                plan_version=plan.version,
+            units = range(stage.first_unit, stage.stop_unit)
+            what = Assign(
+                run=job.run,
+                plan=plan,
+                stage=stage.stage,
+                spec=spec,
+                optimizer=job.optimizer,
+                task=job.task.name,
+                gradient_below=side is None and any(job.anatomy.trainable[: stage.first_unit]),
+                tied_peer=tied.get(stage.worker, WorkerId("")),
+                resumed_step=state.step if state else 0,
+                side=side,
+                held_units=tuple(unit for unit in units if unit in over.frozen.get(stage.worker, ())),
+                replicate_every=over.replicate_every,
+                copies=msgspec.structs.replace(terms, begins_with=tuple(begins_with)),
             )
-            kept = frozenset(asked)
-            if asked:
-                kept -= {*(await member.trained_wants(plan.version)).units}
-            due = parts_due(units, held_units, kept)
-            sent_bytes = await send_stage(member, due, source, job.run, plan.version)
-            self.handed_out[stage.worker] = HandedOut(sent_bytes=sent_bytes, trained=kept)
+            await self._hand_to(member, what, source)
 
         tasks = [asyncio.ensure_future(assign(stage)) for stage in plan.stages]
         sending = asyncio.gather(*tasks)
@@ -342,6 +333,18 @@ class Session:
         if self.desk is not None:
             self.desk.links = {worker: message.link_to_next for worker, message in ready.items()}
         return ready
+
+    async def _hand_to(self, member: Member, what: Assign, source: ShardSource) -> None:
+        """Send one worker its stage: of the weights what it does not have."""
+        plan = what.plan
+        await member.send(what, plan_version=plan.version)
+        kept = frozenset(copy.unit for copy in what.copies.begins_with)
+        if kept:
+            kept -= {*(await member.trained_wants(plan.version)).units}
+        stage = plan.stages[what.stage]
+        due = parts_due(range(stage.first_unit, stage.stop_unit), what.held_units, kept)
+        sent_bytes = await send_stage(member, due, source, what.run, plan.version)
+        self.handed_out[stage.worker] = HandedOut(sent_bytes=sent_bytes, trained=kept)
 
     async def _stages_ready(self, plan: Plan, sending: "asyncio.Future[list[None]]") -> dict[WorkerId, StageReady]:
         ready: dict[WorkerId, StageReady] = {}
