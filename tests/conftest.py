@@ -2,6 +2,7 @@
 
 import faulthandler
 import gc
+import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,6 +29,16 @@ def _own_settings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("COTERIE_CONFIG", str(tmp_path_factory.mktemp("config")))
         yield
+
+
+@pytest.fixture(autouse=True)
+def _own_logging() -> Iterator[None]:
+    """What a command of the program sets up for its process ends with the test that gave it."""
+    logger = logging.getLogger("coterie")
+    before = list(logger.handlers), logger.level, logger.propagate
+    yield
+    logger.handlers[:], logger.propagate = before[0], before[2]
+    logger.setLevel(before[1])
 
 
 def pytest_configure(config: pytest.Config) -> None:
