@@ -168,3 +168,22 @@ def _accelerator_memory(device_type: DeviceType) -> MemoryBudget:
     return MemoryBudget(
         bytes=int(free), why=f"{format_bytes(free)} of the {device_type} device's memory is free or ours"
     )
+
+
+def limit_accelerator_memory(device_type: DeviceType, limit_bytes: int) -> bool:
+    """Let torch's allocations on a GPU fail beyond `limit_bytes`; whether that was possible.
+
+    What the driver itself takes for the process (some hundred MiB under CUDA) is not part of it.
+    """
+    import torch  # noqa: PLC0415 - seconds to import, and needed here only
+
+    match device_type:
+        case "cuda":
+            torch.cuda.set_per_process_memory_fraction(min(limit_bytes / torch.cuda.mem_get_info()[1], 1.0))
+        case "xpu":
+            torch.xpu.set_per_process_memory_fraction(min(limit_bytes / torch.xpu.mem_get_info()[1], 1.0))
+        case "mps":
+            torch.mps.set_per_process_memory_fraction(min(limit_bytes / torch.mps.recommended_max_memory(), 1.0))
+        case "cpu":
+            return False
+    return True

@@ -27,7 +27,7 @@ from coterie.errors import (
 )
 from coterie.ids import COORDINATOR, RunId, WorkerId
 from coterie.logs import get_logger
-from coterie.measure.budget import memory_budget
+from coterie.measure.budget import limit_accelerator_memory, memory_budget
 from coterie.measure.process_memory import current_rss_bytes, limit_memory
 from coterie.profiles.cluster_profile import RESERVE_PERCENT, LinkProfile
 from coterie.transport.frame import Frame
@@ -125,10 +125,14 @@ class Visit:
         """How long the coordinator wants this worker to try to come back; 0: not at all."""
         return 0.0 if self._server is not None else self._welcome.rejoin_s
 
+    def _limit_memory(self, limit_bytes: int) -> bool:
+        device_type = self._settings.device_type
+        return limit_memory(limit_bytes) if device_type == "cpu" else limit_accelerator_memory(device_type, limit_bytes)
+
     async def _greet(self, join: JoinLink, server: FrameServer) -> None:
         settings = self._settings
         budget = memory_budget(settings.memory_bytes, device_type=settings.device_type)
-        if settings.enforce_memory and settings.memory_bytes and not limit_memory(settings.memory_bytes):
+        if settings.enforce_memory and settings.memory_bytes and not self._limit_memory(settings.memory_bytes):
             self._say(
                 f"the memory limit is planned with but not enforced: this system cannot, or the worker's own "
                 f"{format_bytes(current_rss_bytes())} are more"

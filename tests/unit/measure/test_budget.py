@@ -2,8 +2,9 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 
-from coterie.measure.budget import MemoryFiles, cgroup_limits, memory_budget
+from coterie.measure.budget import MemoryFiles, cgroup_limits, limit_accelerator_memory, memory_budget
 from coterie.measure.process_memory import current_rss_bytes
 from coterie.units import GIB, MIB
 
@@ -114,3 +115,13 @@ def test_a_users_limit_above_what_is_free_changes_nothing(tmp_path: Path) -> Non
 def test_without_control_groups_free_memory_is_the_budget(tmp_path: Path) -> None:
     where = MemoryFiles(membership=tmp_path / "absent", cgroup_root=tmp_path)
     assert "free" in memory_budget(None, files=where).why
+
+
+def test_an_accelerators_limit_is_its_share_of_that_devices_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    shares: list[float] = []
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (3 * GIB, 8 * GIB))
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", shares.append)
+    assert limit_accelerator_memory("cuda", 2 * GIB)
+    assert limit_accelerator_memory("cuda", 9 * GIB)
+    assert shares == [0.25, 1.0]
+    assert not limit_accelerator_memory("cpu", GIB)
