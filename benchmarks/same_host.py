@@ -13,7 +13,7 @@ import numpy as np
 from coterie.transport.connect import connect_unix
 from coterie.transport.frame import Frame, FrameHeader, TensorSpec
 from coterie.transport.server import FrameServer, PeerInfo, ServedLink
-from coterie.transport.shared_memory import LEAST_BYTES
+from coterie.transport.shared_memory import LEAST_BYTES, knows_memory_files
 from coterie.units import MIB, format_bytes
 from reporting import Report, parse_arguments
 
@@ -83,8 +83,8 @@ def transfer(carrier: str, size: int, frames: int) -> float:
 
 def main() -> int:
     arguments = parse_arguments(__doc__ or "")
-    if sys.platform != "linux":
-        print("Only Linux has the anonymous memory files that this compares with.")
+    if not knows_memory_files():
+        print("This Python has no anonymous memory files, which only Linux knows, to compare with.")
         return 0
     rounds, frames = (2, 30) if arguments.quick else (7, 100)
     report = Report(

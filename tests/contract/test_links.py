@@ -16,13 +16,14 @@ from coterie.transport.limits import Limits
 from coterie.transport.link import Link
 from coterie.transport.memory_link import MemoryLink
 from coterie.transport.probe import answer_probe, probe
+from coterie.transport.shared_memory import knows_memory_files
 from coterie.transport.socket_options import LOW_WATER_BYTES, TLS_LOW_WATER_BYTES, TLS_RECORD_BYTES
 from coterie.transport.stream_link import StreamLink
 from coterie.transport.wire import frame_head
 from coterie.units import MIB
 
 STREAMS = ["tls", "plain"] + ([] if sys.platform == "win32" else ["unix"])
-CARRIERS = ["memory", *STREAMS] + (["shared"] if sys.platform == "linux" else [])
+CARRIERS = ["memory", *STREAMS] + (["shared"] if knows_memory_files() else [])
 AnyLink = MemoryLink | StreamLink
 Pair = Callable[..., AbstractAsyncContextManager[tuple[AnyLink, AnyLink]]]
 KERNEL_BYTES = 24 * MIB  # what both ends' socket buffers may hold at most

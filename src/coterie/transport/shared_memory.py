@@ -16,6 +16,7 @@ nobody ever waits: a frame that finds no room goes over the Unix socket.
 """
 
 import array
+import contextlib
 import mmap
 import os
 import socket
@@ -209,6 +210,11 @@ class DescriptorSocket(socket.socket):
         super().close()
 
 
+def knows_memory_files() -> bool:
+    """Whether this is Linux with a Python that was built where memory files were known (glibc 2.27): not all are."""
+    return sys.platform == "linux" and hasattr(os, "memfd_create") and hasattr(fcntl, "F_ADD_SEALS")
+
+
 def make_memory(sock: socket.socket, note: bytes) -> SharedMemory | None:
     """New memory, passed to the peer with `note`, the frame that tells of it.
 
@@ -219,30 +225,23 @@ def make_memory(sock: socket.socket, note: bytes) -> SharedMemory | None:
     Returns:
         This end of it; None where that cannot be done.
     """
-    if sys.platform != "linux" or sock.family != socket.AF_UNIX:
+    if sys.platform != "linux" or not knows_memory_files() or sock.family != socket.AF_UNIX:
         return None
-    try:
-        descriptor = os.memfd_create("coterie", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    except OSError as error:
-        _log.debug("no shared memory: %s", error)
-        return None
-    here, there = socket.socketpair()
-    with there:
+    with contextlib.ExitStack() as undo:
         try:
+            descriptor = os.memfd_create("coterie", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+            undo.callback(os.close, descriptor)
             os.ftruncate(descriptor, 2 * HALF_BYTES)
             fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
-            memory = SharedMemory(descriptor, _mapped(descriptor), here, outgoing=0)
+            here, there = socket.socketpair()
+            undo.callback(here.close)
+            with there, sock.dup() as own:  # asyncio lends its socket for all but sending
+                memory = SharedMemory(descriptor, _mapped(descriptor), here, outgoing=0)
+                socket.send_fds(own, [note], [descriptor, there.fileno()])
         except OSError as error:
             _log.debug("no shared memory: %s", error)
-            os.close(descriptor)
-            here.close()
             return None
-        try:
-            socket.send_fds(sock, [note], [descriptor, there.fileno()])
-        except OSError as error:
-            _log.debug("shared memory could not be passed on: %s", error)
-            memory.close()
-            return None
+        undo.pop_all()
     return memory
 
 
@@ -261,7 +260,9 @@ def open_memory(descriptors: tuple[int, ...]) -> SharedMemory | None:
 
 
 def _fault(descriptors: tuple[int, ...]) -> str | None:
-    if sys.platform != "linux" or len(descriptors) != _DESCRIPTORS:
+    if sys.platform != "linux" or not knows_memory_files():
+        return "this Python knows no memory files"
+    if len(descriptors) != _DESCRIPTORS:
         return f"{len(descriptors)} descriptors came with it"
     if not fcntl.fcntl(descriptors[0], fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
         return "its owner could shrink it, and who reads what is gone is killed"

@@ -177,8 +177,7 @@ class StreamLink(asyncio.BufferedProtocol):
         if self._outbox or transport.get_write_buffer_size():
             _log.debug("no shared memory: something is being sent")
             return
-        with transport.get_extra_info("socket").dup() as own:
-            self._memory = make_memory(own, NOTE_BYTES)
+        self._memory = make_memory(transport.get_extra_info("socket"), NOTE_BYTES)
         if self._memory is not None:
             self._reader.take = self._memory.take
 

@@ -6,7 +6,7 @@ import socket
 import sys
 from collections import deque
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -20,15 +20,17 @@ from coterie.transport.shared_memory import (
     DescriptorSocket,
     Ring,
     SharedMemory,
+    knows_memory_files,
     make_memory,
     open_memory,
 )
 from coterie.units import MIB
 
-if sys.platform != "linux":
-    pytest.skip("only Linux has anonymous memory files", allow_module_level=True)
+if sys.platform != "linux" or not knows_memory_files():
+    pytest.skip("only Linux has anonymous memory files, and not every Python there", allow_module_level=True)
 
 import fcntl
+import resource
 
 NOTE = b"a frame that tells of memory"
 ALL_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
@@ -215,6 +217,49 @@ def test_no_memory_is_made_for_a_socket_that_leads_to_another_machine_or_to_nobo
     other.close()
     with one:
         assert make_memory(one, NOTE) is None
+
+
+@contextmanager
+def descriptors_left(count: int) -> Iterator[None]:
+    """Let this process open so many more files and no further one."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    highest = max(int(entry.name) for entry in Path("/proc/self/fd").iterdir())
+    resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 8, before[1]))
+    taken: list[int] = []
+    with suppress(OSError):
+        while True:
+            taken.append(os.dup(0))
+    try:
+        for _ in range(count):
+            os.close(taken.pop())
+        yield
+    finally:
+        for descriptor in taken:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+@pytest.mark.parametrize("left", range(6))
+def test_where_no_more_files_may_be_open_no_memory_is_made_and_none_of_it_is_left(left: int) -> None:
+    one, other = passed()
+    with one, other:
+        before = len(open_descriptors())
+        with descriptors_left(left):
+            made = make_memory(one, NOTE)
+        assert (made is not None) == (left >= 5)
+        if made is not None:
+            made.close()
+        assert len(open_descriptors()) == before
+
+
+def test_a_python_that_was_built_without_memory_files_makes_and_opens_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, other = passed()
+    with one, other, monkeypatch.context() as without:
+        without.delattr(os, "memfd_create")
+        without.delattr(fcntl, "F_GET_SEALS")
+        without.delattr(fcntl, "F_ADD_SEALS")
+        assert make_memory(one, NOTE) is None
+        assert open_memory(os.pipe()) is None
 
 
 def test_descriptors_that_nobody_takes_are_closed_with_the_socket_and_further_ones_are_never_kept() -> None:

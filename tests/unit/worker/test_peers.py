@@ -1,7 +1,6 @@
 """Direct links between workers: whom they let in, which address they take, and what they fall back from."""
 
 import asyncio
-import sys
 
 import pytest
 
@@ -12,6 +11,7 @@ from coterie.transport.connect import connect
 from coterie.transport.frame import Frame, FrameHeader, TensorSpec
 from coterie.transport.join_link import JoinLink
 from coterie.transport.server import FrameServer
+from coterie.transport.shared_memory import knows_memory_files
 from coterie.worker import peers as peers_module
 from coterie.worker.peers import Peers
 
@@ -81,7 +81,7 @@ def test_workers_of_one_machine_meet_at_a_unix_socket_and_both_ends_can_send():
     between(test)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has anonymous memory files")
+@pytest.mark.skipif(not knows_memory_files(), reason="only Linux has anonymous memory files")
 def test_workers_that_met_at_a_unix_socket_share_memory_once_the_link_is_measured():
     async def test(a, b):
         await a.peers.dial(b.address(), A)
