@@ -15,6 +15,8 @@ MOST_UNREAD = 4096
 class Inbox:
     """Events of workers. In a run that goes on without lost workers, a loss comes before all that was said earlier.
 
+    That is heard after it, unless it is of an older plan by then, or whoever said it is gone.
+
     Attributes:
         survives: Whether the run goes on when a worker is lost.
         plan_version: Of the plan in effect: what is said of older ones is not heard any more.
@@ -24,6 +26,7 @@ class Inbox:
     def __init__(self) -> None:
         self._events: asyncio.Queue[Event | Loss | CoterieError | None] = asyncio.Queue()
         self._outside: CoterieError | None = None
+        self._unheard: Event | None = None
         self.survives = False
         self.plan_version = 0
         self.losses: list[Loss] = []
@@ -67,11 +70,14 @@ class Inbox:
     async def next_event_or_wake(self) -> Event | None:
         """The next thing a worker said, or None after `wake`; see `next_event`."""
         while True:
-            event = await self._events.get()
-            if isinstance(event, Event):
-                event.member.unread -= 1
+            event = self._unheard or await self._events.get()
             if self.survives and self.losses and not isinstance(event, CoterieError):
+                if isinstance(event, Event):
+                    self._unheard = event  # of another worker it may be the answer that is waited for
                 raise self.losses[0].error
+            if isinstance(event, Event):
+                self._unheard = None
+                event.member.unread -= 1
             match event:
                 case Loss() if self.survives:
                     continue  # taken note of already

@@ -37,6 +37,24 @@ def test_the_loss_of_a_stage_is_raised_at_once_before_what_was_said_earlier(at_t
     at_table(test)
 
 
+def test_what_others_said_just_before_a_loss_is_heard_after_it(at_table):
+    async def test(table):
+        left, right = await two(table, needed=("left", "right"))
+        await right.send(control(StageReady(stage=1, link_to_next=""), plan_version=2))
+        await table.until(lambda: not table.members._events.empty())
+        left.abort()
+        await table.until(lambda: table.members.losses)
+        with pytest.raises(WorkerLostError, match="left is gone"):
+            await table.members.next_event()
+        table.members.take_losses()
+        table.members.wake()
+        event = await table.members.next_event_or_wake()
+        assert event is not None
+        assert event.member.worker == "right"
+
+    at_table(test)
+
+
 def test_the_loss_of_a_worker_without_a_stage_is_only_told(at_table):
     async def test(table):
         left, right = await two(table)
