@@ -111,6 +111,8 @@ def _checked(frame: Frame, assign: Assign) -> tuple[int, Mapping[str, Tensor]]:
         raise ProtocolError(f"unit {body.unit} is not the sender's")
     anatomy = describe(assign.spec)
     shapes = {name: anatomy.shapes[name] for name in anatomy.trainable[body.unit]}
+    if not shapes:  # a copy of nothing fills no room, so there could be any number of them
+        raise ProtocolError(f"unit {body.unit} has nothing that is trained")
     pairs = zip(header.tensors, frame.buffers, strict=True)
     tensors = {spec.name: decode(spec, buffer) for spec, buffer in pairs}
     check_tensors(body.unit, found_in(tensors), shapes)
