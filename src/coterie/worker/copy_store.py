@@ -26,6 +26,10 @@ LEFT_FREE_BYTES = 1024 * MIB
 """Of the disk: copies must not be what fills it."""
 
 
+CLOCK_S = 60.0
+"""How much the clock may have been set meanwhile."""
+
+
 class _Copy(msgspec.Struct):
     nbytes: int
     tensors: dict[str, Tensor] | None = None
@@ -84,8 +88,21 @@ def _remove_leftovers(parent: Path) -> None:
     """What workers left that were killed."""
     for folder in parent.glob("*-*"):
         pid = folder.name.split("-")[0]
-        if pid.isdecimal() and int(pid) != os.getpid() and not psutil.pid_exists(int(pid)):
+        if pid.isdecimal() and not _may_be_of(int(pid), folder):
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _may_be_of(pid: int, folder: Path) -> bool:
+    """Whether that process may have made a folder: it lives, and has not begun since the folder last changed.
+
+    In a container all workers have the same number, one after the other.
+    """
+    try:
+        return psutil.Process(pid).create_time() < folder.stat().st_mtime + CLOCK_S
+    except psutil.NoSuchProcess:
+        return False
+    except (psutil.Error, OSError):
+        return True
 
 
 class CopyStore:

@@ -136,3 +136,15 @@ def test_what_a_killed_worker_left_is_removed_by_the_next_one_and_a_living_ones_
     CopyFolder(tmp_path)
     assert not gone.exists()
     assert lives.exists()
+
+
+def test_what_a_killed_worker_with_this_ones_number_left_is_removed_and_a_folder_of_this_one_is_not(tmp_path):
+    """In a container every worker has the same number."""
+    gone, lives = tmp_path / f"{os.getpid()}-old", tmp_path / f"{os.getpid()}-new"
+    for folder in (gone, lives):
+        folder.mkdir()
+        (folder / "1-0-x").write_bytes(b"weights")
+    os.utime(gone, (1e9, 1e9))
+    CopyFolder(tmp_path)
+    assert not gone.exists()
+    assert lives.exists()
