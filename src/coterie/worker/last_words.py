@@ -20,7 +20,9 @@ def without_frames(error: CoterieError) -> CoterieError:
     A stage's compute thread refers to all its weights there; they would outlive the stage as long as its error is kept.
     """
     link: BaseException | None = error
-    while link is not None:
+    seen: set[int] = set()
+    while link is not None and id(link) not in seen:  # an error that is raised again may become its cause's cause
+        seen.add(id(link))
         link.__traceback__ = None
         link = link.__cause__ or link.__context__
     return error

@@ -32,3 +32,9 @@ def test_an_error_that_is_kept_does_not_keep_the_variables_of_the_frames_that_it
         kept = without_frames(error)
     assert [ref() for ref in held] == [None, None]
     assert kept.message == "the peer closed the link"
+
+
+def test_errors_that_are_each_others_causes_come_to_an_end():
+    first, second = NetworkError("the peer is gone"), NetworkError("the link is closed")
+    first.__cause__, second.__cause__ = second, first
+    assert without_frames(first) is first
