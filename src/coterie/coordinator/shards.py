@@ -59,8 +59,15 @@ class ShardSource:
 
     @property
     def trained_units(self) -> frozenset[int]:
-        """Those of which a state is kept."""
-        return frozenset() if self._state is None else frozenset(self._state.unit_of.values())
+        """Those whose state is kept with them, all of it: a matrix tied to both ends is kept with the first alone."""
+        if self._state is None:
+            return frozenset()
+        unit_of = self._state.unit_of
+        return frozenset(
+            unit
+            for unit in set(unit_of.values())
+            if all(unit_of.get(name, unit) == unit for name in self._anatomy.names_in(unit, unit + 1))
+        )
 
     def _read(self, unit: int, part: Part) -> dict[str, Tensor]:
         names = [*self._anatomy.names_in(unit, unit + 1)]
