@@ -60,6 +60,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "mixtral": ("mixtral", {**GROUPED, "num_local_experts": 3}),
     "granite": ("granite", GROUPED),
     "gpt_oss": ("gpt_oss", {**HEADS, "num_local_experts": 4, "sliding_window": 4}),
+    "lfm2": ("lfm2", {**GROUPED, "layer_types": ["conv", "full_attention", "conv"]}),
     "mamba": ("mamba", {"hidden_size": 32, "num_hidden_layers": 3, "vocab_size": 61, **SPECIAL}),
 }
 """A name, its model type and its tiny config; five units each."""

@@ -28,9 +28,10 @@ def with_kept_tokens(profile: ModelProfile, spec: ModelSpec, *, tokens: int) -> 
     """
     kinds = describe(spec).unit_kinds
     known = {kinds[0]: 0, kinds[-1]: 0}
-    for unit, kind in enumerate(kinds):
-        if kind not in known:
-            known[kind] = _count(spec, unit, tokens)
+    with torch.random.fork_rng(devices=[]):  # real tensors draw numbers; a run's own must not depend on that
+        for unit, kind in enumerate(kinds):
+            if kind not in known:
+                known[kind] = _count(spec, unit, tokens)
     layers = tuple(
         msgspec.structs.replace(layer, kept_bytes_per_row=known[kind])
         for layer, kind in zip(profile.layers, kinds, strict=True)

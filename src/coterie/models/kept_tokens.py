@@ -116,8 +116,8 @@ class StageCache(DynamicCache):  # type: ignore[misc] # as above
 
 def _bytes_at(layer: object, tokens: int) -> int:
     if isinstance(layer, LinearAttentionLayer):
-        states: list[torch.Tensor] = [*layer.conv_states.values(), *layer.recurrent_states.values()]
-        return sum(state.nbytes for state in states)
+        states: list[torch.Tensor | None] = [*layer.conv_states.values(), *layer.recurrent_states.values()]
+        return sum(state.nbytes for state in states if state is not None)  # None: another stage's, or it has no such
     keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
     if keys is None or values is None or not keys.shape[-2]:
         return 0
