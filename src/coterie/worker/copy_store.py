@@ -120,6 +120,7 @@ class CopyStore:
         self._copies: dict[tuple[int, int], _Copy] = {}
         self._first_step = 0
         self._limit_bytes = 0
+        self._plans = 0
 
     @property
     def places(self) -> set[tuple[int, int]]:
@@ -132,6 +133,7 @@ class CopyStore:
         with self._changing:
             self._drop([place for place in self._copies if place[0] != step])
             self._first_step, self._limit_bytes = step, limit_bytes
+            self._plans += 1
 
     def committed(self, step: int) -> None:
         """Nobody will go back to a step before this one."""
@@ -157,19 +159,28 @@ class CopyStore:
         with self._changing:
             if not self._has_room(step, nbytes):
                 return
-            used = sum(copy.nbytes for copy in self._copies.values() if copy.tensors is not None)
-            if are_own and used + nbytes <= self._in_memory_bytes:
+            if are_own and self._fits_memory(nbytes):
                 self._copies.setdefault((step, unit), _Copy(nbytes=nbytes, tensors=dict(tensors)))
                 return
+            plans = self._plans
         path = self._folder.write(f"{step}-{unit}", tensors)
         if path is None:
             return
         with self._changing:
             copy = _Copy(nbytes=nbytes, path=path)
-            if self._copies.setdefault((step, unit), copy) is not copy:
+            # Committed meanwhile, or another plan has begun, under which the same steps may end elsewhere.
+            is_late = step < self._first_step or plans != self._plans
+            if is_late or self._copies.setdefault((step, unit), copy) is not copy:
                 _remove(copy)
-            elif step < self._first_step:  # committed meanwhile
-                self._drop([(step, unit)])
+
+    def is_quick(self, nbytes: int) -> bool:
+        """Whether so much would be kept without writing a file."""
+        with self._changing:
+            return self._fits_memory(nbytes)
+
+    def _fits_memory(self, nbytes: int) -> bool:
+        used = sum(copy.nbytes for copy in self._copies.values() if copy.tensors is not None)
+        return used + nbytes <= self._in_memory_bytes
 
     def _has_room(self, step: int, nbytes: int) -> bool:
         """Whether there is room, after copies of older steps have gone."""
@@ -205,6 +216,7 @@ class CopyStore:
         with self._changing:
             self._drop(list(self._copies))
             self._limit_bytes = 0
+            self._plans += 1
 
     def _drop(self, places: list[tuple[int, int]]) -> None:
         for place in places:

@@ -4,7 +4,9 @@ The coordinator has all of it. What is here need not travel again when a worker 
 begin with the copies that they hold, once these have been found to be the very state that the coordinator goes on from.
 """
 
+import threading
 from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from torch import Tensor
@@ -16,10 +18,14 @@ from coterie.logs import get_logger
 from coterie.models.anatomy import describe
 from coterie.tensors.codecs import decode
 from coterie.transport.frame import Frame
+from coterie.units import MIB
 from coterie.worker.copy_store import CopyFolder, CopyStore
 from coterie.worker.trained_state import CLONE_LIMIT_BYTES, UnitTensors, copied, size_bytes
 
 log = get_logger(__name__)
+
+UNWRITTEN_BYTES = 16 * MIB
+"""Copies of others that wait for a slow disk; what comes beyond that is not kept."""
 
 
 class TrainedCopies:
@@ -34,6 +40,9 @@ class TrainedCopies:
         self.own = CopyStore(self._folder)
         self.others = CopyStore(self._folder)
         self._assign: Assign | None = None
+        self._writer = _writer()
+        self._unwritten_bytes = 0
+        self._counting = threading.Lock()
 
     def begin(self, assign: Assign) -> None:
         """A stage of another plan begins."""
@@ -70,7 +79,8 @@ class TrainedCopies:
     def take(self, frame: Frame) -> None:
         """Keep what another worker has sent; what is not as it should be is dropped, and harms nobody.
 
-        A copy that was sent wrong on purpose is not the coordinator's state: `found` does not find it.
+        A copy that was sent wrong on purpose is not the coordinator's state: `found` does not find it. Called from the
+        event loop, which waits for no disk.
         """
         assign = self._assign
         if assign is None:
@@ -80,8 +90,32 @@ class TrainedCopies:
         except ProtocolError as error:
             log.warning("a copy from %s was dropped: %s", frame.header.source, error.message)
             return
-        if self.others.lacks(frame.header.step, unit):
-            self.others.put(frame.header.step, unit, tensors)
+        step, nbytes = frame.header.step, size_bytes({unit: dict(tensors)})
+        if not self.others.lacks(step, unit):
+            return
+        if self.others.is_quick(nbytes):
+            self.others.put(step, unit, tensors)
+        elif self._may_wait(nbytes):
+            place = (step, unit)
+            self._writer.submit(self._write, assign, place, tensors, nbytes).add_done_callback(_written)
+        else:
+            log.info("a copy of unit %d after %d steps is not kept: the disk is too slow", unit, step)
+
+    def _may_wait(self, nbytes: int) -> bool:
+        """Whether so much more may wait for the disk; one copy alone always may."""
+        with self._counting:
+            if self._unwritten_bytes and self._unwritten_bytes + nbytes > UNWRITTEN_BYTES:
+                return False
+            self._unwritten_bytes += nbytes
+            return True
+
+    def _write(self, assign: Assign, place: tuple[int, int], tensors: Mapping[str, Tensor], nbytes: int) -> None:
+        try:
+            if assign is self._assign:  # else it is of a plan that is over
+                self.others.put(*place, tensors)
+        finally:
+            with self._counting:
+                self._unwritten_bytes -= nbytes
 
     def committed(self, step: int) -> None:
         """The coordinator has the whole state after `step` steps."""
@@ -91,9 +125,20 @@ class TrainedCopies:
     def clear(self) -> None:
         """Keep nothing any more."""
         self._assign = None
+        self._writer.shutdown(cancel_futures=True)
+        self._writer, self._unwritten_bytes = _writer(), 0
         self.own.clear()
         self.others.clear()
         self._folder.remove()
+
+
+def _writer() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(max_workers=1, thread_name_prefix="copies")  # the thread begins with the first copy
+
+
+def _written(future: "Future[None]") -> None:
+    if not future.cancelled() and (error := future.exception()) is not None:
+        log.warning("a copy was not kept: %s: %s", type(error).__name__, error)
 
 
 def _checked(frame: Frame, assign: Assign) -> tuple[int, Mapping[str, Tensor]]:
