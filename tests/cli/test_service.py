@@ -100,6 +100,7 @@ def test_files_for_the_other_systems_are_written_where_these_look_or_are_told_to
         (("install",), "no join link was given"),
         (("install", "runs/latest"), "begins with coterie://"),
         (("install", LINK, "--speed", "3"), "--speed is 3.0"),
+        (("install", LINK, "--name", "a\nExecStartPre=/bin/false"), "--name has characters that cannot be printed"),
         (("show", LINK), "`service show` takes no link"),
         (("start",), "invalid choice: 'start'"),
     ],
@@ -125,6 +126,16 @@ def test_flags_mean_the_same_to_the_service_as_to_the_worker(monkeypatch, tmp_pa
     flags = _flags(parser.parse_args(["service", "install", LINK, *words, "c"]))
     direct = settings_from(parser.parse_args(["worker", LINK, *words, str(tmp_path / "c")]))
     assert settings_from(parser.parse_args(["worker", LINK, *flags])) == direct
+
+
+@pytest.mark.parametrize("flag", ["--identity", "--shard-cache"])
+def test_files_that_are_named_from_here_are_the_same_ones_to_a_service_that_starts_elsewhere(
+    monkeypatch, tmp_path, flag
+):
+    monkeypatch.chdir(tmp_path)
+    word = {"--identity": "memory", "--shard-cache": "off"}[flag]
+    for given, told in (("mine", tmp_path / "mine"), ("~/mine", Path.home() / "mine"), (word, word)):
+        assert _flags(build_parser().parse_args(["service", "install", LINK, flag, given])) == (flag, str(told))
 
 
 def test_a_worker_reads_its_link_from_a_file_and_says_which_if_it_cannot(told, tmp_path):

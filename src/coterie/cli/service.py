@@ -28,6 +28,9 @@ LOG_FILE = "worker.log"
 _OF_PLATFORM: dict[str, ServiceSystem] = {"linux": "systemd", "darwin": "launchd", "win32": "windows"}
 _VARIABLES = ("COTERIE_CONFIG", "COTERIE_CACHE", IDENTITY_VARIABLE)
 """What a worker looks for in its environment: folders and files. No secrets: a join token is not among them."""
+_PATHS = ("FILE", "FOLDER")
+"""What flags call a value that names a file or a folder, which may be told from where one is."""
+_NO_PATHS = (IN_MEMORY, "off")
 _NO_FLAGS = ("help", "action", "link", "system", "json", "verbose")
 
 
@@ -217,14 +220,17 @@ def _environment(known: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
         value = known.get(name, "")
         if not value:
             continue
-        if not value.isprintable():
-            raise UsageError(f"{name} has characters that cannot be printed", hint="choose another folder")
+        _printable(name, value)
         found.append((name, value if value == IN_MEMORY else str(Path(value).expanduser().absolute())))
     return tuple(found)
 
 
 def _flags(args: argparse.Namespace) -> tuple[str, ...]:
-    """The worker's flags that were given, as they are to be given to the worker; relative paths become whole."""
+    """The worker's flags that were given, as they are to be given to the worker; relative paths become whole.
+
+    Raises:
+        UsageError: A value has characters that no service's file can hold.
+    """
     parser = Parser()
     add_flags(parser)
     words: list[str] = []
@@ -232,7 +238,20 @@ def _flags(args: argparse.Namespace) -> tuple[str, ...]:
         value = getattr(args, action.dest, action.default)
         if action.dest in _NO_FLAGS or value == action.default:
             continue
-        words.append(action.option_strings[-1])
+        flag = action.option_strings[-1]
+        words.append(flag)
         if action.nargs != 0:
-            words.append(str(value.absolute() if isinstance(value, Path) else value))
+            is_path = isinstance(value, Path) or (action.metavar in _PATHS and value not in _NO_PATHS)
+            words.append(_printable(flag, str(Path(value).expanduser().absolute()) if is_path else str(value)))
     return tuple(words)
+
+
+def _printable(name: str, value: str) -> str:
+    """The value, if a service's file can hold it: a line break in it would begin a line of its own there.
+
+    Raises:
+        UsageError: It has other characters.
+    """
+    if not value.isprintable():
+        raise UsageError(f"{name} has characters that cannot be printed", hint="choose another name or folder")
+    return value
