@@ -54,7 +54,6 @@ ANSWER_S = 0.5
 ANSWER_LIMIT_S = 4.0
 """At most, twice: whoever knocks meanwhile is dropped by the server after ten seconds."""
 
-
 _RELAYED_KINDS = (HIDDEN, GRADIENT, DONE, TIED, TAPS)
 """What workers say to each other: a worker cannot pass its own words off as the coordinator's."""
 
@@ -241,6 +240,7 @@ class Members(Inbox):
         if self.survives and not stays:
             self.by_id.pop(member.worker, None)
             self._former.add(member.worker)
+            self._needed -= {member.worker}  # whoever comes back under that name is new here until a plan needs it
             member.link.abort(error)
         if is_needed:
             loss = Loss(member, error, reason=reason or error.message, at_s=now_s, silent_s=silent_s, stays=stays)

@@ -70,6 +70,19 @@ def test_the_loss_of_a_worker_without_a_stage_is_only_told(at_table):
     at_table(test)
 
 
+def test_one_that_is_back_before_the_next_plan_is_a_spare_under_its_old_name(at_table):
+    async def test(table):
+        left, _ = await two(table)
+        left.abort()
+        await table.until(lambda: table.members.losses)
+        back, worker = await table.join("left")
+        assert worker == "left"
+        await back.send(control(StageReady(stage=0, link_to_next="")))
+        await table.until(table.members.by_id[worker].aside.qsize)
+
+    at_table(test, seats=3)
+
+
 def test_a_stage_that_fails_alone_leaves_its_worker_in(at_table):
     async def test(table):
         left, _ = await two(table)
