@@ -5,6 +5,8 @@ import contextlib
 from collections.abc import Mapping
 from typing import TypeVar
 
+import msgspec
+
 from coterie.cluster.message import Message
 from coterie.cluster.messages import LinksMeasured, MeasureLinks, PeerAddress, Profiled, ProfileRequest
 from coterie.config.cluster_section import ClusterSection
@@ -98,7 +100,7 @@ class Gathering:
             return None
         if answer.age_s:
             self._observer.notice(kept_note(name, answer.profile, answer.age_s))
-        return answer.profile
+        return _own(answer, member)
 
     async def _measure_links(self, joined: list[Member]) -> tuple[LinkProfile, ...]:
         links: list[LinkProfile] = []
@@ -110,7 +112,7 @@ class Gathering:
             answer = await self._ask(member, question, LinksMeasured)
             if answer is None:
                 continue
-            links.extend(answer.links)
+            links.extend(_own_links(answer, member, peers))
             for failure in answer.failures:
                 self._observer.notice(f"{member.hello.name} goes through the coordinator to {failure}")
         return tuple(links)
@@ -156,14 +158,17 @@ async def measure_newcomer(members: Members, member: Member, request: ProfileReq
         CoterieError: It left, or does not say what it is asked.
     """
     await member.send(request)
-    device = (await _aside(member, Profiled)).profile
+    device = _own(await _aside(member, Profiled), member)
     others = [other for other in members.by_id.values() if other is not member]
     for other in others:  # one that was alone has not been told yet whom to let in
         with contextlib.suppress(WorkerLostError):  # its loss is no reason to do without the newcomer
             await other.send(MeasureLinks(run=members.run, peers=(), peer_token=token))
     peers = tuple(_address(other) for other in others)
     await member.send(MeasureLinks(run=members.run, peers=peers, peer_token=token))
-    return ClusterProfile(devices=(device,), links=(await _aside(member, LinksMeasured)).links)
+    answer = await _aside(member, LinksMeasured)
+    while peers and not answer.links and not answer.failures:  # told whom to let in, for another newcomer's sake
+        answer = await _aside(member, LinksMeasured)
+    return ClusterProfile(devices=(device,), links=_own_links(answer, member, peers))
 
 
 async def _aside(member: Member, kind: type[_Answer]) -> _Answer:
@@ -179,6 +184,17 @@ async def _aside(member: Member, kind: type[_Answer]) -> _Answer:
                 if isinstance(event.message, kind):
                     return event.message
     raise WorkerLostError(f"{member.hello.name} has gone while it was measured")
+
+
+def _own(answer: Profiled, member: Member) -> DeviceProfile:
+    """What a device measured, as its own: it must not speak for others."""
+    return msgspec.structs.replace(answer.profile, worker=member.worker)
+
+
+def _own_links(answer: LinksMeasured, member: Member, peers: tuple[PeerAddress, ...]) -> tuple[LinkProfile, ...]:
+    """Those between a device and those that it was to dial; of others it must not speak."""
+    dialled = {frozenset((member.worker, peer.worker)) for peer in peers}
+    return tuple(link for link in answer.links if frozenset((link.source, link.target)) in dialled)
 
 
 def _address(member: Member) -> PeerAddress:

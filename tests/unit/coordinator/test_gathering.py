@@ -6,7 +6,7 @@ import pytest
 
 from coterie.cluster.messages import LinksMeasured, MeasureLinks, Profiled, ProfileRequest, StageReady, control, unpack
 from coterie.config.cluster_section import ClusterSection
-from coterie.coordinator.gathering import Gathering
+from coterie.coordinator.gathering import Gathering, measure_newcomer
 from coterie.errors import JoinRefusedError, NetworkError, WorkerLostError
 from coterie.ids import WorkerId
 from coterie.profiles.cluster_profile import DeviceProfile, LinkProfile
@@ -22,6 +22,8 @@ class Gathered:
         self.goes, self.how = goes, how
         self.notices = []
         self.asked = []
+        self.claims = {}
+        """By name, who a device says it is when it says what it measured."""
         self.request = ProfileRequest(spec=job.spec, model=job.model_profile, rows=(1, 2))
 
     def notice(self, text):
@@ -58,7 +60,7 @@ class Gathered:
             except NetworkError:
                 return
             question = unpack(frame.header.body)
-            if goes and isinstance(question, self.goes):
+            if goes and self.goes and isinstance(question, self.goes):
                 if self.how == "aborts":
                     link.abort()
                     return
@@ -66,10 +68,11 @@ class Gathered:
                 continue
             if isinstance(question, ProfileRequest):
                 self.asked.append(name)
-                profile = DeviceProfile(worker=WorkerId(name), name=name, memory_bytes=1, base_bytes=0, flops_per_s=1.0)
+                worker = WorkerId(self.claims.get(name, name))
+                profile = DeviceProfile(worker=worker, name=name, memory_bytes=1, base_bytes=0, flops_per_s=1.0)
                 await link.send(control(Profiled(profile=profile)))
             elif isinstance(question, MeasureLinks):
-                ends = [(name, peer.worker) for peer in question.peers]
+                ends = [(self.claims.get(name, name), peer.worker) for peer in question.peers]
                 links = tuple(
                     LinkProfile(source=WorkerId(source), target=target, bytes_per_s=1.0, latency_s=0.0)
                     for source, target in ends
@@ -96,6 +99,17 @@ def test_a_device_that_is_lost_while_it_is_measured_is_left_out(at_table, job, g
     at_table(test, seats=3)
 
 
+def test_what_a_device_measured_is_taken_for_its_own_whoever_it_says_it_is(at_table, job):
+    async def test(table):
+        gathered = Gathered(table, job, goes=None)
+        gathered.claims = {"a": "c", "b": "nobody"}
+        cluster = await gathered.measure()
+        assert names(cluster) == ["a", "b", "c"]
+        assert cluster.links == ()
+
+    at_table(test, seats=3)
+
+
 def test_where_too_few_are_left_others_are_waited_for_and_who_was_measured_is_not_again(at_table, job):
     async def test(table):
         gathered = Gathered(table, job)
@@ -113,6 +127,34 @@ def test_nobody_waits_for_ever(at_table, job):
         cluster = ClusterSection(workers=3, join_timeout_s=-1.0)
         with pytest.raises(JoinRefusedError, match="2 of 3 workers joined"):
             await Gathered(table, job).measure(least=3, cluster=cluster)
+
+    at_table(test, seats=3)
+
+
+def test_two_that_come_at_once_in_mid_run_are_each_measured_with_their_links(at_table, job):
+    """Each is also told whom to let in, for the other's sake, and answers that with no links."""
+
+    async def test(table):
+        gathered = Gathered(table, job)
+        await table.join("old")
+        await table.members.wait_for(1, 60.0)
+        table.members.go_on_without(["old"], 1)
+        tasks, found = [], []
+        try:
+            for name in ("a", "b"):
+                link, _ = await table.join(name)
+                tasks.append(asyncio.create_task(gathered.answer(name, link, goes=False)))
+            news = [table.members.by_id[WorkerId(name)] for name in ("a", "b")]
+            found = await asyncio.gather(
+                *(measure_newcomer(table.members, member, gathered.request, "token") for member in news)
+            )
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        assert [names(one) for one in found] == [["a"], ["b"]]
+        for name, other, one in (("a", "b", found[0]), ("b", "a", found[1])):
+            assert {(link.source, link.target) for link in one.links} == {(name, "old"), (name, other)}
 
     at_table(test, seats=3)
 
