@@ -60,14 +60,10 @@ class CopyFolder:
             if shutil.disk_usage(folder).free - nbytes < LEFT_FREE_BYTES:
                 log.info("no copy of %s is kept: the disk is nearly full", format_bytes(nbytes))
                 return None
-            descriptor, path = tempfile.mkstemp(dir=folder, prefix=f"{name}-")  # made with mode 0600
-            with os.fdopen(descriptor, "wb") as file:
-                for piece in pieces(tensors):
-                    file.write(piece)
+            return _write_new(folder, name, tensors)
         except OSError as error:
             log.info("no copy of %s is kept: %s", format_bytes(nbytes), error.strerror or error)
             return None
-        return Path(path)
 
     def _made(self, parent: Path) -> Path:
         with self._making:
@@ -82,6 +78,20 @@ class CopyFolder:
             folder, self._folder = self._folder, None
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _write_new(folder: Path, name: str, tensors: Mapping[str, Tensor]) -> Path:
+    """A new file; none where that fails, as on a disk that is full by then."""
+    descriptor, path = tempfile.mkstemp(dir=folder, prefix=f"{name}-")  # made with mode 0600
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            for piece in pieces(tensors):
+                file.write(piece)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            Path(path).unlink()
+        raise
+    return Path(path)
 
 
 def _remove_leftovers(parent: Path) -> None:

@@ -1,7 +1,9 @@
 """Copies of trained state: what is kept and dropped, where, and that a wrong one is never used."""
 
+import errno
 import os
 import stat
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -116,6 +118,24 @@ def test_a_disk_that_cannot_be_written_or_is_full_keeps_nothing_and_ends_nothing
     store = make(tmp_path, in_memory_bytes=0)
     store.put(1, 0, state(1))
     assert store.places == set()
+
+
+def test_what_could_be_written_of_a_copy_before_the_disk_was_full_goes(tmp_path, monkeypatch):
+    class Full:
+        def write(self, _piece):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    @contextmanager
+    def open_full(descriptor, _mode):
+        os.write(descriptor, b"weights")
+        os.close(descriptor)
+        yield Full()
+
+    monkeypatch.setattr(copy_store.os, "fdopen", open_full)
+    store = make(tmp_path, in_memory_bytes=0)
+    store.put(1, 0, state(1))
+    assert store.places == set()
+    assert not files(tmp_path)
 
 
 @pytest.mark.skipif(os.name == "nt", reason="files have no mode there")
