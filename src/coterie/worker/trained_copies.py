@@ -20,7 +20,7 @@ from coterie.tensors.codecs import decode
 from coterie.transport.frame import Frame
 from coterie.units import MIB
 from coterie.worker.copy_store import CopyFolder, CopyStore
-from coterie.worker.trained_state import CLONE_LIMIT_BYTES, UnitTensors, copied, size_bytes
+from coterie.worker.trained_state import UnitTensors, copied, size_bytes
 
 log = get_logger(__name__)
 
@@ -71,7 +71,7 @@ class TrainedCopies:
                 are written to the disk.
         """
         units = {unit: tensors for unit, tensors in units.items() if self.own.lacks(step, unit)}
-        if are_live and size_bytes(units) <= CLONE_LIMIT_BYTES:
+        if are_live and self.own.is_quick(size_bytes(units)):
             units, are_live = copied(units), False
         for unit, tensors in units.items():
             self.own.put(step, unit, tensors, are_own=not are_live)
