@@ -19,7 +19,7 @@ from coterie.models.anatomy import describe
 from coterie.tensors.codecs import decode
 from coterie.transport.frame import Frame
 from coterie.units import MIB
-from coterie.worker.copy_store import CopyFolder, CopyStore
+from coterie.worker.copy_store import IN_MEMORY_BYTES, CopyFolder, CopyStore
 from coterie.worker.trained_state import UnitTensors, copied, size_bytes
 
 log = get_logger(__name__)
@@ -49,6 +49,9 @@ class TrainedCopies:
         self._assign = assign
         for store in (self.own, self.others):
             store.begin(assign.resumed_step, assign.copies.limit_bytes)
+        if assign.copies.sources and assign.copies.limit_bytes > IN_MEMORY_BYTES:
+            # Its thread begins now: once a stage has taken the memory, to start one might wait for ever.
+            self._writer.submit(int)
 
     def found(self, assign: Assign) -> dict[int, dict[str, Tensor]]:
         """The trained state that a stage begins with, by unit, as far as it is here. Takes its time: it hashes."""
@@ -133,7 +136,7 @@ class TrainedCopies:
 
 
 def _writer() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(max_workers=1, thread_name_prefix="copies")  # the thread begins with the first copy
+    return ThreadPoolExecutor(max_workers=1, thread_name_prefix="copies")
 
 
 def _written(future: "Future[None]") -> None:
