@@ -1,6 +1,9 @@
 """Devices that are lost in mid-run: training goes on, and ends with the weights of a run that nothing happened to."""
 
 import math
+import os
+import subprocess
+import sys
 
 import psutil
 import pytest
@@ -14,6 +17,7 @@ from coterie.cluster.messages import Goodbye, control
 from coterie.coordinator import stages
 from coterie.coordinator.run import TrainingRun
 from coterie.errors import WorkerLostError
+from coterie.local import JOIN_LINK_VARIABLE
 from coterie.metrics.fault_records import MembershipRecord, RecoveryRecord
 from coterie.metrics.records import FaultRecord, StepRecord
 from coterie.planner import make_plan
@@ -251,6 +255,50 @@ def test_a_run_that_nobody_comes_back_to_ends_and_says_how_to_go_on(
     assert "the state after step 5 of 12 is kept: continue with --resume" in caught.value.hint
     run(changed(recipe, "run", resume=True), cluster())
     assert_same(recipe, undisturbed("lora"))
+
+
+STUCK_WORKER = f"""
+import asyncio, os, threading
+from coterie.pipeline import executor
+from coterie.transport.join_link import JoinLink
+from coterie.worker import stall
+from coterie.worker.program import run_worker
+from coterie.worker.settings import WorkerSettings
+norms, counted = executor.unit_squared_norms, []
+def hang_in_the_fifth_step(*arguments, **options):
+    counted.append(1)
+    if len(counted) == 5:
+        threading.Event().wait()
+    return norms(*arguments, **options)
+executor.unit_squared_norms = hang_in_the_fifth_step
+stall.LEAST_S, stall.TIMES = 2.0, 0
+asyncio.run(run_worker(JoinLink.from_text(os.environ["{JOIN_LINK_VARIABLE}"]), WorkerSettings(name="stuck"), print))
+"""
+
+
+def test_a_worker_that_gives_signs_of_life_and_computes_no_more_is_done_without(
+    tmp_path, make_recipe, cluster, run, undisturbed
+):
+    class WithOneStuck(cluster):
+        def start(self, settings):
+            if settings.name != "stuck":
+                super().start(settings)
+                return
+            environment = {**os.environ, JOIN_LINK_VARIABLE: self.join_link}
+            words = [sys.executable, "-c", STUCK_WORKER]
+            self.process = subprocess.Popen(words, env=environment, stdout=subprocess.DEVNULL)
+
+    recipe = make_recipe(tmp_path / "run", **options("lora"), workers=2, min_workers=1)
+    watcher = WithOneStuck(WorkerSettings(name="well"), WorkerSettings(name="stuck"))
+    try:
+        result = run(recipe, watcher)
+    finally:
+        watcher.process.kill()
+    assert_same(recipe, undisturbed("lora"))
+    (recovery,) = (record for record in watcher.records if isinstance(record, RecoveryRecord))
+    assert recovery.device_name == "stuck"
+    assert "has not come back from one micro-batch" in recovery.reason
+    assert len(result.plan.stages) == 1
 
 
 @pytest.mark.slow

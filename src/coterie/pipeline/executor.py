@@ -72,6 +72,9 @@ class StageExecutor:
         self.recompute = settings.recompute
         """May be set from another thread at any time, and holds from the next forward on: what is in flight already is
         finished as it was begun, and no number depends on it."""
+        self.block: int | None = None
+        """The number of what is computed at this moment without a break; None while the stage waits."""
+        self._blocks = 0
         self._throttle = throttle
         self._backends = backends
         self._taker = taker
@@ -339,8 +342,13 @@ class StageExecutor:
     def _busy(self, kind: ActionKind, tally: StepTally) -> Iterator[None]:
         """Compute under the lock, then let a throttled device's time pass before anything is sent."""
         with computing(self._settings.name):
+            self._blocks += 1
+            self.block = self._blocks
             start_s, start_cpu_s = self._clock.now(), self._cpu_s()
-            yield
+            try:
+                yield
+            finally:
+                self.block = None
             cpu_s = self._cpu_s() - start_cpu_s
         if self._throttle is not None:
             wall_s = self._clock.now() - start_s

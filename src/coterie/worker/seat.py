@@ -34,6 +34,7 @@ from coterie.worker.outboxes import Outboxes
 from coterie.worker.own_device import OwnDevice
 from coterie.worker.side_ports import make_ports
 from coterie.worker.stage_runner import StageRunner
+from coterie.worker.stall import Block
 from coterie.worker.superseded import SupersededError
 
 log = get_logger(__name__)
@@ -157,6 +158,11 @@ class Seat:
     def is_running(self) -> bool:
         """Whether the stage stands, so that it can be adapted."""
         return self._runner is not None and self._runner.is_running
+
+    @property
+    def block(self) -> Block | None:
+        """See `StageRunner.block`."""
+        return None if self._runner is None else self._runner.block
 
     @property
     def recomputes(self) -> bool:

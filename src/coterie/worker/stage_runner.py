@@ -39,6 +39,7 @@ from coterie.worker.settings import WorkerSettings
 from coterie.worker.sharing import DeviceSharing, StageSharing
 from coterie.worker.side_ports import SidePorts
 from coterie.worker.side_stage import SideForward
+from coterie.worker.stall import Block
 from coterie.worker.superseded import SupersededError
 from coterie.worker.trained_copies import TrainedCopies
 from coterie.worker.trained_state import by_unit, unit_frame
@@ -174,6 +175,12 @@ class StageRunner:
     def is_running(self) -> bool:
         """Whether the stage is built, and its thread has not ended."""
         return self._thread.is_alive()
+
+    @property
+    def block(self) -> Block | None:
+        """What its thread computes at this moment; None while it waits."""
+        block = None if self._executor is None else self._executor.block
+        return None if block is None else (self._assign.plan.version, block)
 
     @property
     def recomputes(self) -> bool:

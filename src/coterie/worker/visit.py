@@ -34,15 +34,16 @@ from coterie.transport.frame import Frame
 from coterie.transport.join_link import JoinLink
 from coterie.transport.server import FrameServer
 from coterie.transport.stream_link import StreamLink
-from coterie.units import format_bytes
+from coterie.units import format_bytes, format_seconds
 from coterie.worker.greeting import hello_of, welcome_in
 from coterie.worker.last_words import explained, failed
 from coterie.worker.outboxes import Outboxes
 from coterie.worker.own_device import OwnDevice
 from coterie.worker.peers import Peers
-from coterie.worker.seat import COMPUTE_END_S
+from coterie.worker.seat import COMPUTE_END_S, Seat
 from coterie.worker.seating import NEWS_S, Seating
 from coterie.worker.side_role import ServerRole
+from coterie.worker.stall import StallWatch, stall_limit_s
 from coterie.worker.watch import LOOK_S, DeviceWatch
 
 log = get_logger(__name__)
@@ -68,6 +69,7 @@ class Visit:
         self._peers = peers
         self._link = link
         self._watch = watch
+        self._stall = StallWatch(LOOK_S)
         self._loop = asyncio.get_running_loop()
         self._ended: asyncio.Future[None] = self._loop.create_future()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -251,6 +253,7 @@ class Visit:
         self._watch.joined()
         while True:
             running = self._seating.running
+            self._look_for_stall(running)
             for message in self._watch.look(running, computes=self._seating.has_stage or self._server is not None):
                 await self._send(message)
                 if isinstance(message, Goodbye):
@@ -258,6 +261,21 @@ class Visit:
             if self._server is not None:
                 self._server.set_speed(self._watch.speed)
             await asyncio.sleep(LOOK_S)
+
+    def _look_for_stall(self, running: Seat | None) -> None:
+        """End a worker whose compute thread does not come back: a thread cannot be stopped, a process can."""
+        stalled_s = self._stall.look(None if running is None else running.block)
+        if running is None:
+            return
+        stage = running.assign.plan.stages[running.assign.stage]
+        if stalled_s > (limit_s := stall_limit_s(stage)):
+            self._fail(
+                WorkerLostError(
+                    f"stage {stage.stage} has not come back from one micro-batch for {stalled_s:.0f} s (limit "
+                    f"{limit_s:.0f} s, predicted {format_seconds(stage.forward_s + stage.backward_s)})",
+                    hint="its memory may be swapped out, or a driver hang: look at the device, start the worker again",
+                )
+            )
 
     async def _send(self, message: Message, version: int = 0) -> None:
         await self._link.send(control(message, source=self._welcome.worker, plan_version=version))
