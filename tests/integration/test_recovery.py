@@ -294,6 +294,7 @@ def test_a_worker_that_gives_signs_of_life_and_computes_no_more_is_done_without(
         result = run(recipe, watcher)
     finally:
         watcher.process.kill()
+        watcher.process.wait()
     assert_same(recipe, undisturbed("lora"))
     (recovery,) = (record for record in watcher.records if isinstance(record, RecoveryRecord))
     assert recovery.device_name == "stuck"
