@@ -27,6 +27,8 @@ FEWEST_WELL = 2
 FROZEN_S = 15.0
 """Here a device stands still for less than in the matrix, so that the run sees it again."""
 SEED = 0
+AGAIN_S = 2.0
+STARTED_AGAIN = next(fault for fault in FAULTS if fault.name == "clean leave")
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,6 +89,10 @@ def _strike_all(bed: Bed, moments: list[int], draw: random.Random) -> list[tuple
         for patient in [patient for patient in ailing if now_s > patient.until_s]:
             patient.fault.mend(bed, patient.host)
             ailing.remove(patient)
+        for host in bed.hosts.values():
+            # Started while the coordinator was dead, a worker finds nobody and ends: its owner tries again.
+            if not host.runs and all(host is not one.host for one in ailing):
+                ailing.append(_Ailing(fault=STARTED_AGAIN, host=host, until_s=now_s + AGAIN_S))
         if len(struck) < len(moments) and run.events.steps() >= moments[len(struck)]:
             well = [host for host in bed.hosts.values() if host.runs and all(host is not one.host for one in ailing)]
             if len(well) > FEWEST_WELL:
