@@ -1,22 +1,12 @@
 """When a stage's compute thread counts as stalled."""
 
+from collections.abc import Callable
+
 import msgspec
 import pytest
 
-from coterie.planner.plan import MemoryEstimate, StageAssignment
+from coterie.planner.plan import Plan
 from coterie.worker.stall import LEAST_S, TIMES, StallWatch, stall_limit_s
-
-NO_MEMORY = MemoryEstimate(**dict.fromkeys(MemoryEstimate.__struct_fields__, 0))
-
-
-def stage(forward_s: float) -> StageAssignment:
-    found = dict.fromkeys(StageAssignment.__struct_fields__, 0)
-    return msgspec.convert(
-        found
-        | {"worker": "a", "device_name": "a", "recompute": False, "allocator": "default", "send_codec": "fp32"}
-        | {"memory": msgspec.to_builtins(NO_MEMORY), "forward_s": forward_s},
-        StageAssignment,
-    )
 
 
 def test_only_looks_that_meet_the_same_block_one_after_the_other_add_up() -> None:
@@ -30,5 +20,6 @@ def test_only_looks_that_meet_the_same_block_one_after_the_other_add_up() -> Non
 
 
 @pytest.mark.parametrize(("forward_s", "limit_s"), [(0.01, LEAST_S), (100.0, TIMES * 100.0)])
-def test_slow_devices_have_longer(forward_s: float, limit_s: float) -> None:
-    assert stall_limit_s(stage(forward_s)) == limit_s
+def test_slow_devices_have_longer(forward_s: float, limit_s: float, plan_of: Callable[..., Plan]) -> None:
+    (stage,) = plan_of(("a", 0, 1)).stages
+    assert stall_limit_s(msgspec.structs.replace(stage, forward_s=forward_s)) == limit_s

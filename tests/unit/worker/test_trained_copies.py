@@ -14,40 +14,16 @@ from coterie.ids import RunId, WorkerId
 from coterie.jobs.model_spec import LoraSpec, ModelSpec
 from coterie.jobs.optimizer_spec import OptimizerSpec
 from coterie.models.anatomy import describe
-from coterie.planner.plan import MemoryEstimate, Plan, StageAssignment
 from coterie.worker import copy_store
 from coterie.worker.copy_store import CopyFolder, CopyStore
 from coterie.worker.trained_copies import TrainedCopies
 from coterie.worker.trained_state import unit_frame
 
 OWN, BESIDE = WorkerId("own"), WorkerId("beside")
-NOTHING = MemoryEstimate(
-    base=0, weights=0, gradients=0, optimizer=0, weight_versions=0, activations=0, transient=0, buffers=0
-)
-
-
-def stage(index, worker, first, stop):
-    return StageAssignment(
-        stage=index,
-        worker=worker,
-        device_name=worker,
-        first_unit=first,
-        stop_unit=stop,
-        in_flight=1,
-        recompute=False,
-        allocator="default",
-        send_codec="fp32",
-        memory=NOTHING,
-        memory_limit=0,
-        forward_s=0,
-        backward_s=0,
-        update_s=0,
-        send_s=0,
-    )
 
 
 @pytest.fixture(scope="module")
-def assign():
+def assign(plan_of):
     """The upper of two stages; the lower one trains adapters in its block and nothing in its embedding."""
     config = BertConfig(
         hidden_size=8,
@@ -65,19 +41,7 @@ def assign():
         method="lora",
         lora=LoraSpec(rank=2, target_modules=targets),
     )
-    plan = Plan(
-        version=1,
-        schedule="flush",
-        objective="time",
-        batch_rows=1,
-        micro_batches=1,
-        units=4,
-        stages=(stage(0, BESIDE, 0, 2), stage(1, OWN, 2, 4)),
-        left_out=(),
-        predicted_step_s=0,
-        one_device_step_s=0,
-        one_device_peak=0,
-    )
+    plan = plan_of((BESIDE, 0, 2), (OWN, 2, 4))
     return Assign(
         run=RunId("run"),
         plan=plan,
