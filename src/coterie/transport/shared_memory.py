@@ -1,12 +1,12 @@
 """Tensors of large frames through memory that two processes of one machine share; all else over their Unix socket.
 
 A Unix socket copies in and out like this does, but in small pieces, with both processes woken for each few of them.
-`benchmarks/same_host.py` on a busy two-core machine, CPU of both processes per frame:
+`benchmarks/same_host.py` on two quiet cores, CPU of both processes per frame, two runs:
 
 | | 256 KiB | 1 MiB | 4 MiB | 8 MiB |
 |---|---|---|---|---|
-| socket alone | 1.0-1.1 ms | 1.6-1.9 ms | 4.8-5.9 ms | 8.1-10 ms |
-| with shared memory | 0.7-0.95 ms | 0.9-1.2 ms | 2.5-2.8 ms | 4.9 ms |
+| socket alone | 0.54-0.57 ms | 0.91-0.93 ms | 2.5-2.7 ms | 5.3-6.7 ms |
+| with shared memory | 0.37-0.41 ms | 0.49-0.51 ms | 1.4-1.5 ms | 3.6-3.8 ms |
 
 The memory is an anonymous file. The end that was dialled makes it and passes it over the socket once the peer has been
 let in. It has no name, so nothing is left of it however the processes end. One half carries each direction: the sender
