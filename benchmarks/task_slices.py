@@ -113,15 +113,14 @@ def _instructions(data: Path) -> tuple[Rows, Rows, str]:
 
 
 def _dialogues(data: Path) -> tuple[Rows, Rows, str]:
-    """Test rows are those with long summaries, so that few rows hold many tokens to predict."""
+    """Short dialogues with long summaries, so that few rows hold many tokens to learn from and to predict."""
 
-    def characters(row: Mapping[str, str]) -> int:
-        return len(row["dialogue"]) + len(row["summary"])
+    def is_kept(row: Mapping[str, str]) -> bool:
+        return len(row["dialogue"]) + len(row["summary"]) <= 400 and len(row["summary"]) >= 60
 
     splits = {split: _read(data / "mts_dialog" / f"{split}.jsonl") for split in ("train", "dev", "test", "test2")}
-    train = [row for row in splits.pop("train") if characters(row) <= 200]
-    others = [row for rows in splits.values() for row in rows]
-    test = [row for row in others if characters(row) <= 400 and len(row["summary"]) >= 60]
+    train = list(filter(is_kept, splits.pop("train")))
+    test = [row for rows in splits.values() for row in filter(is_kept, rows)]
     return train, test, "mts_dialog, notes from dialogues"
 
 

@@ -141,7 +141,13 @@ class BackendPool:
 
     def call(self, name: str, work: Callable[[Backend], _T]) -> _T:
         """Call `work` with a backend, in its own thread, and wait."""
-        return self._threads[name].submit(work, self._backends[name]).result()
+        return self.call_together({name: work})[name]
+
+    def call_together(self, works: Mapping[str, Callable[[Backend], _T]]) -> dict[str, _T]:
+        """Call each backend's work, all in their own threads at once, and wait; an error when all have ended."""
+        waiting = {name: self._threads[name].submit(work, self._backends[name]) for name, work in works.items()}
+        wait(waiting.values())
+        return {name: future.result() for name, future in waiting.items()}
 
     def run_forward(self, jobs: Sequence[PartJob]) -> list[tuple[Outputs, PartSaved]]:
         """Run all jobs at once; results in their order."""

@@ -8,13 +8,18 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from coterie.backends.backend import BackendInfo
-from coterie.backends.shares import AttentionShape, NeuronShape
+from coterie.backends.shares import AttentionShape, NeuronShape, Shape
+from coterie.errors import BackendError
 from coterie.heads.pool import BackendPool
+from coterie.logs import get_logger
 from coterie.measure.cached import keep
 from coterie.measure.share_bench import Progress, ShareBench, part_counts
 from coterie.measure.share_work import Conditions
-from coterie.profiles.backend_profile import BackendProfile, DeviceBackends, ShareTiming
+from coterie.measure.shares_together import time_together
+from coterie.profiles.backend_profile import BackendProfile, DeviceBackends, ShareTiming, Together
 from coterie.profiles.cache import ProfileCache, profile_key
+
+_LOG = get_logger(__name__)
 
 
 class ProfileSettings(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -26,6 +31,8 @@ class ProfileSettings(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         cache: Where profiles are kept; None for the user's own.
         progress: Told what is measured.
         clock: Seconds.
+        rounds_together: Rounds in which backends are timed side by side; 0: they are not, since the clock counts what
+            all of them do.
     """
 
     budget_s: float = 20.0
@@ -33,6 +40,7 @@ class ProfileSettings(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     cache: ProfileCache | None = None
     progress: Progress | None = None
     clock: Callable[[], float] = time.perf_counter
+    rounds_together: int = 7
 
 
 def profile_backends(
@@ -49,7 +57,8 @@ def profile_backends(
     all of them alike, and not the backend that happened to be measured in that minute. Each count of KV groups is
     measured in one computation and as that many computations of one group. A backend that needs more than 8 times the
     fastest's seconds for the smallest share, and more than half of what the fastest needs for the whole part, is
-    measured no further, and its profile says so.
+    measured no further, and its profile says so. Then those that would share a part are timed side by side
+    (`shares_together`).
 
     Args:
         pool: The backends.
@@ -88,10 +97,35 @@ def profile_backends(
         ),
         cores=_usable_cores(),
     )
+    if settings.rounds_together:
+        found = _tried_together(bench, found, [shape for shape in (attention, neurons) if shape is not None], settings)
     if not bench.failed:
         # A failure may pass: what another day's driver computes should be asked again.
         keep(store, key, found)
     return found
+
+
+def _tried_together(
+    bench: ShareBench, profile: DeviceBackends, shapes: Sequence[Shape], settings: ProfileSettings
+) -> DeviceBackends:
+    """With what backends take side by side; without, if one fails at it."""
+    tried: list[Together] = []
+    try:
+        for shape in shapes:
+            tried += time_together(
+                bench.pool,
+                shape,
+                profile,
+                bench.conditions,
+                rounds=settings.rounds_together,
+                clock=settings.clock,
+                say=lambda what: bench.progress(what, bench.steps, bench.steps),
+            )
+    except BackendError as error:
+        _LOG.warning("backends side by side: %s", error.message)
+        bench.failed.add(error.message)
+        return profile
+    return msgspec.structs.replace(profile, together=tuple(tried))
 
 
 def backends_key(
@@ -102,7 +136,7 @@ def backends_key(
 ) -> str:
     """The key of `profile_backends`' result: shapes, what a run needs, backends with drivers and threads, machine."""
     return profile_key(
-        "backends",
+        "backends, alone and together",
         attention=attention,
         neurons=neurons,
         conditions=conditions,

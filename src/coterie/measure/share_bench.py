@@ -69,6 +69,8 @@ class ShareBench:
         steps: How many measurements there are in a round, for the progress bar.
 
     Attributes:
+        pool, conditions: As given.
+        steps: How many measurements there are in all rounds.
         notes: By backend and part, what was not measured and why.
         failed: Names of backends that raised an error.
         progress: Told what is measured.
@@ -80,11 +82,11 @@ class ShareBench:
         self.notes: dict[str, dict[Part, str]] = {}
         self.failed: set[str] = set()
         self.progress: Progress = lambda _what, _step, _of: None
-        self._pool = pool
-        self._conditions = conditions
+        self.pool = pool
+        self.conditions = conditions
         self._clock = clock
         self._budget_s = budget_s
-        self._steps = steps * ROUNDS
+        self.steps = steps * ROUNDS
         self._step = 0
         self._spent_s: dict[str, float] = {}
         self._samples: dict[str, dict[int, _Samples]] = {}
@@ -95,10 +97,10 @@ class ShareBench:
         In the first round the smallest count comes first on all of them, then the whole part, then what is between.
         """
         part, counts = _part(shape), part_counts(shape)
-        last_step = self._step + ROUNDS * len(self._pool.infos) * len(counts)
+        last_step = self._step + ROUNDS * len(self.pool.infos) * len(counts)
         for name in self.failed:
             self.notes[name][part] = "it had failed"
-        names = [info.name for info in self._pool.infos if info.name not in self.failed]
+        names = [info.name for info in self.pool.infos if info.name not in self.failed]
         self._spent_s = dict.fromkeys(names, 0.0)
         self._samples = {name: {} for name in names}
         self._round(names, shape, counts[:1])
@@ -162,13 +164,13 @@ class ShareBench:
 
     def _add(self, name: str, shape: Shape, count: int) -> None:
         self._step += 1
-        self.progress(f"{name}, {_counted(shape, count)}", self._step, self._steps)
+        self.progress(f"{name}, {_counted(shape, count)}", self._step, self.steps)
         start_s = self._clock()
         samples = self._samples[name].setdefault(count, _Samples())
         try:
-            samples.fused += self._measured(name, ShareWork([part_shape(shape, count)], self._conditions))
+            samples.fused += self._measured(name, ShareWork([part_shape(shape, count)], self.conditions))
             if isinstance(shape, AttentionShape) and count > 1:
-                samples.each += self._measured(name, ShareWork([part_shape(shape, 1)] * count, self._conditions))
+                samples.each += self._measured(name, ShareWork([part_shape(shape, 1)] * count, self.conditions))
             elif isinstance(shape, AttentionShape):
                 samples.each = samples.fused
         except BackendError as error:
@@ -191,7 +193,7 @@ class ShareBench:
             work.release()
             return samples
 
-        return self._pool.call(name, measure)
+        return self.pool.call(name, measure)
 
 
 def _seconds(samples: _Samples) -> float:

@@ -2,10 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from itertools import combinations
+from types import MappingProxyType
 
 import msgspec
 
-from coterie.planner.share_costs import ShareCosts, deal, fastest_time, share_costs
+from coterie.planner.share_costs import ShareCosts, deal, fastest_time, share_costs, times_as_long
 from coterie.profiles.backend_profile import DeviceBackends, Part, ShareTiming
 from coterie.profiles.head_allocation import HeadAllocation, PartAllocation, PartShare
 from coterie.units import counted, format_seconds
@@ -25,54 +26,72 @@ whole vector registers."""
 def allocate(profiles: DeviceBackends, *, least_gain: float = LEAST_GAIN) -> HeadAllocation:
     """The fastest allocation of both parts of a layer.
 
-    They run one after the other, so that each is allocated by itself. Backends were measured one at a time; on the
-    processor their seconds hold together only while all their threads have cores. So at most as many are chosen.
+    They run one after the other, so that each is allocated by itself. On the processor backends' seconds hold together
+    only while all their threads have cores, so at most as many are chosen; and if groups of them were tried side by
+    side, it is one of these groups, with the seconds that it took then.
 
     Args:
         profiles: The measured backends; summing and dealing out follow their order.
         least_gain: See `allocate_part`.
     """
-    attention = neurons = None
-    if profiles.groups:
-        timings = {backend.name: backend.attention for backend in profiles.backends}
-        attention = _noted(_on_cores(timings, profiles, profiles.groups, None, least_gain), profiles, "attention")
-    if profiles.neurons:
-        timings = {backend.name: backend.neurons for backend in profiles.backends}
-        step = _neuron_step(profiles.neurons)
-        neurons = _noted(_on_cores(timings, profiles, profiles.neurons, step, least_gain), profiles, "neurons")
+    attention = _noted(_best_group(profiles, "attention", least_gain), profiles, "attention")
+    neurons = _noted(_best_group(profiles, "neurons", least_gain), profiles, "neurons")
     return HeadAllocation(attention=attention, neurons=neurons)
 
 
-def _on_cores(
-    timings: Mapping[str, Sequence[ShareTiming]],
-    profiles: DeviceBackends,
-    total: int,
-    step: int | None,
-    least_gain: float,
-) -> PartAllocation:
-    """The fastest allocation over backends that the processor has cores for; each alone is always one."""
+def groups_of(profiles: DeviceBackends, part: Part) -> list[tuple[str, ...]]:
+    """The largest groups of backends that the processor has cores for; one of each can compute the whole part."""
+    timings, total = _timings(profiles, part)
     threads = {backend.name: backend.threads for backend in profiles.backends}
-    measured = [name for name, found in timings.items() if found]
+    measured = tuple(name for name, found in timings.items() if found)
     if not profiles.cores or sum(threads[name] for name in measured) <= profiles.cores:
-        return allocate_part(timings, total, step=step, least_gain=least_gain)
+        return [measured] if measured else []
     groups = [
         group
         for size in range(1, len(measured) + 1)
         for group in combinations(measured, size)
         if size == 1 or sum(threads[name] for name in group) <= profiles.cores
     ]
-    largest = [set(group) for group in groups if not any(set(group) < set(other) for other in groups)]
-    able = [group for group in largest if any(timings[name][-1].count == total for name in group)]
+    largest = [group for group in groups if not any(set(group) < set(other) for other in groups)]
+    return [group for group in largest if any(timings[name][-1].count == total for name in group)]
+
+
+def allocate_among(
+    profiles: DeviceBackends,
+    part: Part,
+    group: Sequence[str],
+    slowed: Mapping[str, float],
+    *,
+    least_gain: float = LEAST_GAIN,
+) -> PartAllocation:
+    """The fastest allocation of a part to some of the backends; for `slowed` and `least_gain` see `allocate_part`."""
+    timings, total = _timings(profiles, part)
+    own = {name: found for name, found in timings.items() if name in group}
+    step = None if part == "attention" else _neuron_step(total)
+    return allocate_part(own, total, step=step, least_gain=least_gain, slowed=slowed)
+
+
+def _best_group(profiles: DeviceBackends, part: Part, least_gain: float) -> PartAllocation | None:
+    """The fastest allocation of all groups; each backend alone is always one. None if the part cannot be split."""
+    timings, total = _timings(profiles, part)
+    groups = groups_of(profiles, part) if total else []
+    if not groups:
+        return None
+    tried = {one.backends: one.slowed for one in profiles.together if one.part == part}
     best = min(
         (
-            allocate_part({n: t for n, t in timings.items() if n in group}, total, step=step, least_gain=least_gain)
-            for group in able
+            allocate_among(profiles, part, group, tried.get(group, {}), least_gain=least_gain)
+            for group in [group for group in groups if group in tried] or groups
         ),
         key=lambda allocation: allocation.predicted_s,
     )
     alone = min(
-        (name for name in measured if timings[name][-1].count == total), key=lambda name: timings[name][-1].seconds
+        (name for name, found in timings.items() if found and found[-1].count == total),
+        key=lambda name: timings[name][-1].seconds,
     )
+    alone_s = timings[alone][-1].seconds
+    if alone_s < best.predicted_s * (1 + least_gain) and [share.backend for share in best.shares] != [alone]:
+        best = allocate_among(profiles, part, (alone,), {}, least_gain=least_gain)
     busy = " and ".join(share.backend for share in best.shares)
     reasons = best.left_out | {
         name: f"the processor has {counted(profiles.cores, 'core')}, which {busy} use"
@@ -81,11 +100,23 @@ def _on_cores(
         for name, found in timings.items()
         if name not in best.left_out and all(share.backend != name for share in best.shares)
     }
-    return msgspec.structs.replace(best, best_single=alone, best_single_s=timings[alone][-1].seconds, left_out=reasons)
+    return msgspec.structs.replace(best, best_single=alone, best_single_s=alone_s, left_out=reasons)
+
+
+def _timings(profiles: DeviceBackends, part: Part) -> tuple[dict[str, tuple[ShareTiming, ...]], int]:
+    """Each backend's, and the part's KV groups or neurons."""
+    if part == "attention":
+        return {backend.name: backend.attention for backend in profiles.backends}, profiles.groups
+    return {backend.name: backend.neurons for backend in profiles.backends}, profiles.neurons
 
 
 def allocate_part(
-    timings: Mapping[str, Sequence[ShareTiming]], total: int, *, step: int | None = None, least_gain: float = LEAST_GAIN
+    timings: Mapping[str, Sequence[ShareTiming]],
+    total: int,
+    *,
+    step: int | None = None,
+    least_gain: float = LEAST_GAIN,
+    slowed: Mapping[str, float] = MappingProxyType({}),
 ) -> PartAllocation:
     """The allocation whose slowest share is fastest, without backends that are not worth it.
 
@@ -100,18 +131,23 @@ def allocate_part(
         step: None: a backend may compute exactly the counts that were measured. Else counts are multiples of it, with
             seconds between measured ones interpolated.
         least_gain: A backend stays only if the part would take at least this much longer without it (0.03: 3 %).
+        slowed: How many times as long as alone a backend takes beside the others (1 if it is not here).
     """
-    costs = [share_costs(name, of_backend, total, step) for name, of_backend in timings.items() if of_backend]
-    whole = [cost for cost in costs if total in cost.seconds]
+    costs = [
+        share_costs(name, times_as_long(of_backend, slowed.get(name, 1.0)), total, step)
+        for name, of_backend in timings.items()
+        if of_backend
+    ]
+    whole = [cost for cost in costs if timings[cost.name][-1].count == total]
     assert whole, f"no backend was measured with all {total}"
-    best = min(whole, key=lambda cost: cost.seconds[total])
-    alone_s = best.seconds[total]
+    best = min(whole, key=lambda cost: timings[cost.name][-1].seconds)
+    alone_s = timings[best.name][-1].seconds
     kept, left_out = _worth_it(costs, total, least_gain)
     seconds, counts = _solve(kept, total)
     if alone_s < seconds * (1 + least_gain):
         left_out |= {cost.name: _why_dropped(seconds, alone_s, least_gain) for cost in kept if cost is not best}
         left_out.pop(best.name, None)
-        kept, seconds, counts = [best], alone_s, {best.name: total}
+        kept, seconds, counts = [share_costs(best.name, timings[best.name], total, step)], alone_s, {best.name: total}
     left_out |= {name: "it was not measured with this part" for name, found in timings.items() if not found}
     return PartAllocation(
         shares=tuple(_share(cost, counts[cost.name]) for cost in kept),
@@ -126,8 +162,10 @@ def _neuron_step(neurons: int) -> int:
     return next((step for step in _NEURON_STEPS if neurons % step == 0 and neurons // step >= _LEAST_STEPS), 1)
 
 
-def _noted(allocation: PartAllocation, profiles: DeviceBackends, part: Part) -> PartAllocation:
+def _noted(allocation: PartAllocation | None, profiles: DeviceBackends, part: Part) -> PartAllocation | None:
     """With what was noted when a backend was measured as a reason of its own."""
+    if allocation is None:
+        return None
     notes = {backend.name: backend.notes[part] for backend in profiles.backends if part in backend.notes}
     reasons = {
         name: f"{reason} ({notes[name]})" if name in notes else reason for name, reason in allocation.left_out.items()

@@ -5,7 +5,8 @@ from collections.abc import Mapping
 import msgspec
 
 from coterie.planner.head_allocation import allocate
-from coterie.profiles.backend_profile import BackendProfile, DeviceBackends, ShareTiming
+from coterie.planner.share_costs import times_as_long
+from coterie.profiles.backend_profile import BackendProfile, DeviceBackends
 from coterie.profiles.head_allocation import HeadAllocation, PartAllocation
 
 DRIFT = 0.3
@@ -76,24 +77,12 @@ def _scaled(profiles: DeviceBackends, grown: Mapping[str, float]) -> DeviceBacke
     backends = tuple(
         msgspec.structs.replace(
             backend,
-            attention=_times(backend.attention, grown.get(backend.name, usual)),
-            neurons=_times(backend.neurons, grown.get(backend.name, usual)),
+            attention=times_as_long(backend.attention, grown.get(backend.name, usual)),
+            neurons=times_as_long(backend.neurons, grown.get(backend.name, usual)),
         )
         for backend in profiles.backends
     )
     return msgspec.structs.replace(profiles, backends=backends)
-
-
-def _times(timings: tuple[ShareTiming, ...], factor: float) -> tuple[ShareTiming, ...]:
-    return tuple(
-        msgspec.structs.replace(
-            timing,
-            seconds=timing.seconds * factor,
-            fused_s=timing.fused_s * factor,
-            each_s=None if timing.each_s is None else timing.each_s * factor,
-        )
-        for timing in timings
-    )
 
 
 def _without(profiles: DeviceBackends, gone: frozenset[str]) -> DeviceBackends:

@@ -52,6 +52,19 @@ def share_costs(name: str, timings: Sequence[ShareTiming], total: int, step: int
     )
 
 
+def times_as_long(timings: Sequence[ShareTiming], factor: float) -> tuple[ShareTiming, ...]:
+    """Timings of a backend that takes `factor` times as long."""
+    return tuple(
+        msgspec.structs.replace(
+            timing,
+            seconds=timing.seconds * factor,
+            fused_s=timing.fused_s * factor,
+            each_s=None if timing.each_s is None else timing.each_s * factor,
+        )
+        for timing in timings
+    )
+
+
 def _interpolated(timings: Sequence[ShareTiming], step: int) -> dict[int, float]:
     """Seconds of every multiple of `step` up to the largest measured count; as the smallest below that."""
     first = timings[0]

@@ -48,6 +48,20 @@ class BackendProfile(msgspec.Struct, frozen=True, kw_only=True):
     threads: int = 0
 
 
+class Together(msgspec.Struct, frozen=True, kw_only=True):
+    """What backends take while they work side by side, as they do in a run: they share caches, memory and cores.
+
+    Attributes:
+        part: What they computed.
+        backends: Who could have had a share.
+        slowed: Of those that had one, how many times as long as alone it took.
+    """
+
+    part: Part
+    backends: tuple[str, ...]
+    slowed: dict[str, float]
+
+
 class DeviceBackends(msgspec.Struct, frozen=True, kw_only=True):
     """All backends of a device at one layer's shapes.
 
@@ -59,6 +73,7 @@ class DeviceBackends(msgspec.Struct, frozen=True, kw_only=True):
         tokens: T of the measurement.
         backends: Each with its timings.
         cores: Usable cores of the processor; 0 if nobody knows.
+        together: Of the groups of backends that were tried side by side.
     """
 
     key: str
@@ -68,3 +83,4 @@ class DeviceBackends(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int
     backends: tuple[BackendProfile, ...]
     cores: int = 0
+    together: tuple[Together, ...] = ()

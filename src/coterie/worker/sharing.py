@@ -92,6 +92,8 @@ class DeviceSharing:
         settings = ProfileSettings(
             again=self._settings.measure_again or request.again, progress=self._progress, clock=self._clock()
         )
+        if settings.clock is time.process_time:
+            settings = msgspec.structs.replace(settings, rounds_together=0)
         self._profiles = profile_backends(self.pool, shapes.attention, shapes.neurons, conditions, settings)
         allocation = _worth_it(allocate(self._profiles))
         self.notes += _in_words(self._profiles, allocation)

@@ -3,6 +3,7 @@
 import math
 import threading
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -94,7 +95,7 @@ def clock() -> Ticks:
 
 @pytest.fixture
 def settings(clock, tmp_path) -> ProfileSettings:
-    return ProfileSettings(clock=clock, cache=ProfileCache(tmp_path), budget_s=1e6)
+    return ProfileSettings(clock=clock, cache=ProfileCache(tmp_path), budget_s=1e6, rounds_together=0)
 
 
 def test_every_count_is_measured_fused_and_head_by_head_and_the_faster_one_counts(clock, settings):
@@ -234,7 +235,7 @@ def test_profiles_are_cached_by_shapes_run_and_backends_and_measured_again_when_
 
 def test_progress_counts_every_measurement_and_ends_at_the_last(clock, settings):
     told: list[tuple[str, int, int]] = []
-    tell = ProfileSettings(clock=clock, cache=settings.cache, budget_s=1e6, progress=lambda *step: told.append(step))
+    tell = msgspec.structs.replace(settings, progress=lambda *step: told.append(step))
     with BackendPool([Paced(name, clock, fixed=0.0, each=1.0) for name in ("a", "b")]) as pool:
         profile_backends(pool, HEADS, NEURONS, RUN, tell)
     assert [number for _, number, _ in told] == list(range(1, 1 + ROUNDS * 26))

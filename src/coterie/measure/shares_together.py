@@ -1,0 +1,116 @@
+"""What backends take side by side: the groups that the scheduler would choose from are tried, and dealt out again."""
+
+import statistics
+import threading
+from collections.abc import Callable, Mapping, Sequence
+
+from coterie.backends.backend import Backend
+from coterie.backends.shares import AttentionShape, Shape
+from coterie.errors import BackendError
+from coterie.heads.dealing import part_shape
+from coterie.heads.pool import BackendPool
+from coterie.measure.share_work import Conditions, ShareWork
+from coterie.planner.head_allocation import allocate_among, groups_of
+from coterie.profiles.backend_profile import DeviceBackends, Part, Together
+from coterie.profiles.head_allocation import PartAllocation, PartShare
+
+_MOST_GROUPS = 3
+_PASSES = 2
+"""The first corrects the seconds; the second measures the shares that are dealt out by the corrected ones."""
+
+Say = Callable[[str], None]
+
+
+def time_together(
+    pool: BackendPool,
+    shape: Shape,
+    profile: DeviceBackends,
+    conditions: Conditions,
+    *,
+    rounds: int,
+    clock: Callable[[], float],
+    say: Say,
+) -> tuple[Together, ...]:
+    """How much longer backends take when they share a part, for the groups that are fastest by their times alone.
+
+    Processors' backends take each other's cache and memory bandwidth, and not equally; timings of a noisy moment are
+    corrected too. Otherwise all would wait for the one whose seconds alone promised the most too much.
+
+    Args:
+        pool: The backends.
+        shape: The whole part.
+        profile: Their times alone.
+        conditions: Of the run.
+        rounds: Forwards and backwards of each try; their median counts.
+        clock: Seconds, as each backend's own thread sees them.
+        say: Told which group is tried.
+
+    Raises:
+        BackendError: One failed.
+    """
+    part: Part = "attention" if isinstance(shape, AttentionShape) else "neurons"
+    alone = {group: allocate_among(profile, part, group, {}) for group in groups_of(profile, part)}
+    best = sorted(alone, key=lambda group: alone[group].predicted_s)[:_MOST_GROUPS]
+    found = []
+    for group in best:
+        slowed: dict[str, float] = {}
+        for _ in range(_PASSES):
+            dealt = allocate_among(profile, part, group, slowed)
+            if len(dealt.shares) < 2:
+                break
+            say(f"{' and '.join(share.backend for share in dealt.shares)} side by side, {part}")
+            seconds = _side_by_side(pool, shape, dealt, conditions, rounds, clock)
+            slowed |= _growth(dealt, seconds, slowed)
+        found.append(Together(part=part, backends=group, slowed=slowed))
+    return tuple(found)
+
+
+def _growth(dealt: PartAllocation, seconds: Mapping[str, float], slowed: Mapping[str, float]) -> dict[str, float]:
+    """Seconds side by side over those alone; what was predicted has what was known of that in it."""
+    return {
+        share.backend: slowed.get(share.backend, 1.0) * seconds[share.backend] / share.predicted_s
+        for share in dealt.shares
+    }
+
+
+def _side_by_side(
+    pool: BackendPool,
+    shape: Shape,
+    dealt: PartAllocation,
+    conditions: Conditions,
+    rounds: int,
+    clock: Callable[[], float],
+) -> dict[str, float]:
+    """Median seconds of each share; all begin each round together, as in a run."""
+    start = threading.Barrier(len(dealt.shares))
+
+    def timed(share: PartShare) -> Callable[[Backend], list[float]]:
+        work = ShareWork(_shapes(shape, share), conditions)
+
+        def measure(backend: Backend) -> list[float]:
+            samples = []
+            try:
+                for _ in range(rounds + 1):
+                    start.wait()
+                    begin_s = clock()
+                    work.once(backend)
+                    samples.append(clock() - begin_s)
+            except BackendError:
+                start.abort()
+                raise
+            except threading.BrokenBarrierError:
+                samples.append(0.0)  # another's error tells what happened
+            finally:
+                work.release()
+            return samples[1:]
+
+        return measure
+
+    measured = pool.call_together({share.backend: timed(share) for share in dealt.shares})
+    return {name: statistics.median(samples) for name, samples in measured.items()}
+
+
+def _shapes(shape: Shape, share: PartShare) -> Sequence[Shape]:
+    if share.strategy == "fused" or share.count == 1:
+        return [part_shape(shape, share.count)]
+    return [part_shape(shape, 1)] * share.count

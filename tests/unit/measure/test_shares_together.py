@@ -1,0 +1,142 @@
+"""Backends side by side: what they take then decides who computes how much."""
+
+import threading
+from collections import defaultdict
+
+import msgspec
+import numpy as np
+import pytest
+
+from coterie.backends.backend import BackendInfo
+from coterie.backends.shares import AttentionShape, Gradients, Outputs
+from coterie.errors import BackendError
+from coterie.heads.pool import BackendPool
+from coterie.measure.share_work import Conditions
+from coterie.measure.shares_together import time_together
+from coterie.planner.head_allocation import allocate
+from coterie.profiles.backend_profile import BackendProfile, DeviceBackends, ShareTiming
+
+HEADS = AttentionShape(hidden=24, output=24, head_dim=2, heads=12, groups=12, scale=0.7)
+
+
+class ThreadTicks:
+    """A clock that a thread's own backend moves, for that thread."""
+
+    def __init__(self) -> None:
+        self._now: dict[int, float] = defaultdict(float)
+
+    def __call__(self) -> float:
+        return self._now[threading.get_ident()]
+
+    def move(self, seconds: float) -> None:
+        self._now[threading.get_ident()] += seconds
+
+
+class Share:
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def release(self) -> None:
+        pass
+
+
+class Steady:
+    """A backend that computes nothing and takes its time for each group."""
+
+    def __init__(self, name: str, clock: ThreadTicks, each_s: float, *, fails: bool = False) -> None:
+        self.info = BackendInfo(name=name, device="made up", kind="cpu", driver="test 1", threads=1)
+        self._clock, self._each_s, self._fails = clock, each_s, fails
+
+    def load(self, shape, weights):
+        return Share(shape.groups)
+
+    def forward(self, loaded, inputs, *, inner=False, keep=True):
+        if self._fails:
+            raise BackendError("it does not work beside others", hint="none")
+        self._clock.move(self._each_s * loaded.count)
+        return Outputs(y=np.zeros_like(inputs.x)), loaded
+
+    def backward(self, saved, gradient, need, *, inner_gradient=None):
+        return Gradients()
+
+    def close(self) -> None:
+        pass
+
+
+def profile_of(**each_s: float) -> DeviceBackends:
+    """What was measured of each alone, in seconds a group."""
+    return DeviceBackends(
+        key="",
+        groups=12,
+        neurons=0,
+        rows=2,
+        tokens=3,
+        cores=2,
+        backends=tuple(
+            BackendProfile(
+                name=name,
+                device="made up",
+                threads=1,
+                attention=tuple(ShareTiming(count=n, seconds=s * n, fused_s=s * n) for n in range(1, 13)),
+            )
+            for name, s in each_s.items()
+        ),
+    )
+
+
+def tried(profile: DeviceBackends, **each_s: float) -> DeviceBackends:
+    """The profile with what its backends take side by side, in seconds a group."""
+    clock = ThreadTicks()
+    with BackendPool([Steady(name, clock, s) for name, s in each_s.items()]) as pool:
+        run = Conditions(rows=2, tokens=3)
+        found = time_together(pool, HEADS, profile, run, rounds=3, clock=clock, say=lambda _what: None)
+    return msgspec.structs.replace(profile, together=found)
+
+
+def dealt(profile: DeviceBackends) -> dict[str, int]:
+    attention = allocate(profile).attention
+    assert attention is not None
+    return {share.backend: share.count for share in attention.shares}
+
+
+def test_who_is_slower_beside_others_gets_less_and_the_prediction_says_so():
+    alone = profile_of(a=1.0, b=1.0)
+    assert dealt(alone) == {"a": 6, "b": 6}
+    together = tried(alone, a=2.0, b=1.0)
+    assert [one.slowed for one in together.together] == [{"a": pytest.approx(2.0), "b": pytest.approx(1.0)}]
+    assert dealt(together) == {"a": 4, "b": 8}
+    attention = allocate(together).attention
+    assert attention is not None
+    assert attention.predicted_s == pytest.approx(8.0)
+    assert attention.best_single_s == 12.0, "alone it is as fast as it was measured alone"
+
+
+def test_nothing_is_shared_where_both_slow_each_other_down_to_no_gain():
+    together = tried(profile_of(a=1.0, b=1.0), a=2.0, b=2.0)
+    assert dealt(together) == {"a": 12}
+    attention = allocate(together).attention
+    assert attention is not None
+    assert (attention.predicted_s, attention.best_single) == (12.0, "a")
+
+
+def test_the_group_that_is_fastest_side_by_side_is_chosen_although_another_was_fastest_alone():
+    alone = profile_of(a=1.0, b=1.0, c=1.2)
+    assert set(dealt(alone)) == {"a", "b"}
+    together = tried(alone, a=1.0, b=3.0, c=1.2)
+    assert [one.backends for one in together.together] == [("a", "b"), ("a", "c"), ("b", "c")]
+    assert dealt(together) == {"a": 7, "c": 5}
+
+
+def test_a_backend_that_fails_beside_others_is_an_error_and_nobody_waits_for_it():
+    clock = ThreadTicks()
+    backends = [Steady("a", clock, 1.0), Steady("b", clock, 1.0, fails=True)]
+    with BackendPool(backends) as pool, pytest.raises(BackendError, match="it does not work beside others"):
+        time_together(
+            pool,
+            HEADS,
+            profile_of(a=1.0, b=1.0),
+            Conditions(rows=2, tokens=3),
+            rounds=3,
+            clock=clock,
+            say=lambda _what: None,
+        )
