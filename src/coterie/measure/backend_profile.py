@@ -15,7 +15,7 @@ from coterie.logs import get_logger
 from coterie.measure.cached import keep
 from coterie.measure.share_bench import Progress, ShareBench, part_counts
 from coterie.measure.share_work import Conditions
-from coterie.measure.shares_together import time_together
+from coterie.measure.shares_together import TogetherBench
 from coterie.profiles.backend_profile import BackendProfile, DeviceBackends, ShareTiming, Together
 from coterie.profiles.cache import ProfileCache, profile_key
 
@@ -110,17 +110,16 @@ def _tried_together(
 ) -> DeviceBackends:
     """With what backends take side by side; without, if one fails at it."""
     tried: list[Together] = []
+    together = TogetherBench(
+        bench.pool,
+        bench.conditions,
+        rounds=settings.rounds_together,
+        clock=settings.clock,
+        say=lambda what: bench.progress(what, bench.steps, bench.steps),
+    )
     try:
         for shape in shapes:
-            tried += time_together(
-                bench.pool,
-                shape,
-                profile,
-                bench.conditions,
-                rounds=settings.rounds_together,
-                clock=settings.clock,
-                say=lambda what: bench.progress(what, bench.steps, bench.steps),
-            )
+            tried += together.time_part(shape, profile)
     except BackendError as error:
         _LOG.warning("backends side by side: %s", error.message)
         bench.failed.add(error.message)

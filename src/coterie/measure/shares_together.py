@@ -18,51 +18,86 @@ _MOST_GROUPS = 3
 _PASSES = 2
 """The first corrects the seconds; the second measures the shares that are dealt out by the corrected ones."""
 
-Say = Callable[[str], None]
 
-
-def time_together(
-    pool: BackendPool,
-    shape: Shape,
-    profile: DeviceBackends,
-    conditions: Conditions,
-    *,
-    rounds: int,
-    clock: Callable[[], float],
-    say: Say,
-) -> tuple[Together, ...]:
-    """How much longer backends take when they share a part, for the groups that are fastest by their times alone.
+class TogetherBench:
+    """Tries the groups of backends that share a part fastest by their times alone.
 
     Processors' backends take each other's cache and memory bandwidth, and not equally; timings of a noisy moment are
-    corrected too. Otherwise all would wait for the one whose seconds alone promised the most too much.
+    corrected too. Otherwise all would wait for the one whose seconds alone promised too much.
 
     Args:
         pool: The backends.
-        shape: The whole part.
-        profile: Their times alone.
         conditions: Of the run.
         rounds: Forwards and backwards of each try; their median counts.
         clock: Seconds, as each backend's own thread sees them.
         say: Told which group is tried.
-
-    Raises:
-        BackendError: One failed.
     """
-    part: Part = "attention" if isinstance(shape, AttentionShape) else "neurons"
-    alone = {group: allocate_among(profile, part, group, {}) for group in groups_of(profile, part)}
-    best = sorted(alone, key=lambda group: alone[group].predicted_s)[:_MOST_GROUPS]
-    found = []
-    for group in best:
-        slowed: dict[str, float] = {}
-        for _ in range(_PASSES):
-            dealt = allocate_among(profile, part, group, slowed)
-            if len(dealt.shares) < 2:
-                break
-            say(f"{' and '.join(share.backend for share in dealt.shares)} side by side, {part}")
-            seconds = _side_by_side(pool, shape, dealt, conditions, rounds, clock)
-            slowed |= _growth(dealt, seconds, slowed)
-        found.append(Together(part=part, backends=group, slowed=slowed))
-    return tuple(found)
+
+    def __init__(
+        self,
+        pool: BackendPool,
+        conditions: Conditions,
+        *,
+        rounds: int,
+        clock: Callable[[], float],
+        say: Callable[[str], None],
+    ) -> None:
+        self._pool = pool
+        self._conditions = conditions
+        self._rounds = rounds
+        self._clock = clock
+        self._say = say
+
+    def time_part(self, shape: Shape, profile: DeviceBackends) -> tuple[Together, ...]:
+        """How many times as long as alone backends take when they share a part.
+
+        Args:
+            shape: The whole part.
+            profile: Their times alone.
+
+        Raises:
+            BackendError: One failed.
+        """
+        part: Part = "attention" if isinstance(shape, AttentionShape) else "neurons"
+        alone = {group: allocate_among(profile, part, group, {}) for group in groups_of(profile, part)}
+        found = []
+        for group in sorted(alone, key=lambda group: alone[group].predicted_s)[:_MOST_GROUPS]:
+            slowed: dict[str, float] = {}
+            for _ in range(_PASSES):
+                dealt = allocate_among(profile, part, group, slowed)
+                if len(dealt.shares) < 2:
+                    break
+                self._say(f"{' and '.join(share.backend for share in dealt.shares)} side by side, {part}")
+                slowed |= _growth(dealt, self._side_by_side(shape, dealt), slowed)
+            found.append(Together(part=part, backends=group, slowed=slowed))
+        return tuple(found)
+
+    def _side_by_side(self, shape: Shape, dealt: PartAllocation) -> dict[str, float]:
+        """Median seconds of each share; all begin each round together, as in a run."""
+        start = threading.Barrier(len(dealt.shares))
+        works = {share.backend: ShareWork(_shapes(shape, share), self._conditions) for share in dealt.shares}
+        measured = self._pool.call_together({name: self._timed(work, start) for name, work in works.items()})
+        return {name: statistics.median(samples) for name, samples in measured.items()}
+
+    def _timed(self, work: ShareWork, start: threading.Barrier) -> Callable[[Backend], list[float]]:
+        def measure(backend: Backend) -> list[float]:
+            samples = []
+            try:
+                for _ in range(self._rounds + 1):
+                    start.wait()
+                    begin_s = self._clock()
+                    work.once(backend)
+                    samples.append(self._clock() - begin_s)
+            except threading.BrokenBarrierError:
+                return []  # another's error tells what happened
+            except BackendError:
+                start.abort()
+                raise
+            finally:
+                work.release()
+            return samples[1:]
+
+        return measure
 
 
 def _growth(dealt: PartAllocation, seconds: Mapping[str, float], slowed: Mapping[str, float]) -> dict[str, float]:

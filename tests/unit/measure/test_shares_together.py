@@ -12,7 +12,7 @@ from coterie.backends.shares import AttentionShape, Gradients, Outputs
 from coterie.errors import BackendError
 from coterie.heads.pool import BackendPool
 from coterie.measure.share_work import Conditions
-from coterie.measure.shares_together import time_together
+from coterie.measure.shares_together import TogetherBench
 from coterie.planner.head_allocation import allocate
 from coterie.profiles.backend_profile import BackendProfile, DeviceBackends, ShareTiming
 
@@ -48,15 +48,20 @@ class Steady:
         self._clock, self._each_s, self._fails = clock, each_s, fails
 
     def load(self, shape, weights):
+        assert weights
         return Share(shape.groups)
 
     def forward(self, loaded, inputs, *, inner=False, keep=True):
+        assert (inner, keep) == (False, True)
         if self._fails:
             raise BackendError("it does not work beside others", hint="none")
         self._clock.move(self._each_s * loaded.count)
         return Outputs(y=np.zeros_like(inputs.x)), loaded
 
     def backward(self, saved, gradient, need, *, inner_gradient=None):
+        assert isinstance(saved, Share)
+        assert need.weights
+        assert (gradient.shape[-1], inner_gradient) == (24, None)
         return Gradients()
 
     def close(self) -> None:
@@ -89,7 +94,7 @@ def tried(profile: DeviceBackends, **each_s: float) -> DeviceBackends:
     clock = ThreadTicks()
     with BackendPool([Steady(name, clock, s) for name, s in each_s.items()]) as pool:
         run = Conditions(rows=2, tokens=3)
-        found = time_together(pool, HEADS, profile, run, rounds=3, clock=clock, say=lambda _what: None)
+        found = TogetherBench(pool, run, rounds=3, clock=clock, say=lambda _what: None).time_part(HEADS, profile)
     return msgspec.structs.replace(profile, together=found)
 
 
@@ -130,13 +135,7 @@ def test_the_group_that_is_fastest_side_by_side_is_chosen_although_another_was_f
 def test_a_backend_that_fails_beside_others_is_an_error_and_nobody_waits_for_it():
     clock = ThreadTicks()
     backends = [Steady("a", clock, 1.0), Steady("b", clock, 1.0, fails=True)]
-    with BackendPool(backends) as pool, pytest.raises(BackendError, match="it does not work beside others"):
-        time_together(
-            pool,
-            HEADS,
-            profile_of(a=1.0, b=1.0),
-            Conditions(rows=2, tokens=3),
-            rounds=3,
-            clock=clock,
-            say=lambda _what: None,
-        )
+    with BackendPool(backends) as pool:
+        bench = TogetherBench(pool, Conditions(rows=2, tokens=3), rounds=3, clock=clock, say=lambda _what: None)
+        with pytest.raises(BackendError, match="it does not work beside others"):
+            bench.time_part(HEADS, profile_of(a=1.0, b=1.0))
