@@ -108,43 +108,6 @@ def _growth(dealt: PartAllocation, seconds: Mapping[str, float], slowed: Mapping
     }
 
 
-def _side_by_side(
-    pool: BackendPool,
-    shape: Shape,
-    dealt: PartAllocation,
-    conditions: Conditions,
-    rounds: int,
-    clock: Callable[[], float],
-) -> dict[str, float]:
-    """Median seconds of each share; all begin each round together, as in a run."""
-    start = threading.Barrier(len(dealt.shares))
-
-    def timed(share: PartShare) -> Callable[[Backend], list[float]]:
-        work = ShareWork(_shapes(shape, share), conditions)
-
-        def measure(backend: Backend) -> list[float]:
-            samples = []
-            try:
-                for _ in range(rounds + 1):
-                    start.wait()
-                    begin_s = clock()
-                    work.once(backend)
-                    samples.append(clock() - begin_s)
-            except BackendError:
-                start.abort()
-                raise
-            except threading.BrokenBarrierError:
-                samples.append(0.0)  # another's error tells what happened
-            finally:
-                work.release()
-            return samples[1:]
-
-        return measure
-
-    measured = pool.call_together({share.backend: timed(share) for share in dealt.shares})
-    return {name: statistics.median(samples) for name, samples in measured.items()}
-
-
 def _shapes(shape: Shape, share: PartShare) -> Sequence[Shape]:
     if share.strategy == "fused" or share.count == 1:
         return [part_shape(shape, share.count)]
