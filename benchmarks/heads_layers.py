@@ -42,16 +42,23 @@ Part = Literal["attention", "layer"]
 
 
 class Timed(NamedTuple):
-    """Median seconds of a forward and backward."""
+    """Median seconds of a forward and backward: alone, shared, and each alone while the other is at work beside it."""
 
     torch_s: float
     other_s: float
     split_s: float
+    torch_beside_s: float
+    other_beside_s: float
 
     @property
     def ideal_s(self) -> float:
         """Both at work without any loss."""
         return 1 / (1 / self.torch_s + 1 / self.other_s)
+
+    @property
+    def beside_s(self) -> float:
+        """Both at work without any loss but what two cores of this machine take from each other."""
+        return 1 / (1 / self.torch_beside_s + 1 / self.other_beside_s)
 
 
 class Slowed:
@@ -148,14 +155,27 @@ class LayerBench:
 
     def compare(self, part: Part, rounds: int) -> Timed:
         """Alternating, after a warm-up of each."""
-        seconds: list[list[float]] = [[], [], []]
-        for number in range(WARM_UP + rounds):
+        rows: list[tuple[float, ...]] = []
+        for _ in range(WARM_UP + rounds):
             self.scalings.append(two_loops_scaling())
-            for stage, found in zip(self._stages, seconds, strict=True):
-                taken_s = self._once(stage, part)
-                if number >= WARM_UP:
-                    found.append(taken_s)
-        return Timed(*(statistics.median(found) for found in seconds))
+            alone = [self._once(stage, part) for stage in self._stages]
+            rows.append((*alone, *self._beside(part)))
+        return Timed(*(statistics.median(found) for found in zip(*rows[WARM_UP:], strict=True)))
+
+    def _beside(self, part: Part) -> tuple[float, float]:
+        """Seconds of torch's stage and of OpenCL's, at the same time; whoever is faster goes on until both are done."""
+        seconds: tuple[list[float], list[float]] = ([], [])
+
+        def work(stage: StageModule, found: list[float]) -> None:
+            while not all(seconds):
+                found.append(self._once(stage, part))
+
+        threads = [threading.Thread(target=work, args=one) for one in zip(self._stages[:2], seconds, strict=True)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return seconds[0][0], seconds[1][0]
 
     def _stage(self, allocation: HeadAllocation | None) -> StageModule:
         """One block; torch's own code computes what torch alone would get, as a worker has it."""
