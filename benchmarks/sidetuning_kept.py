@@ -29,7 +29,10 @@ class Kept:
         self._folder = folder
         self._is_closed = is_closed
         self._name = setting.name.replace(" ", "-")
-        self._setting = hashlib.sha256(msgspec.json.encode(setting)).hexdigest()[:8]
+        # What is trained on the device does not depend on how side-tuning is done, nor the other way round.
+        fields = msgspec.to_builtins(setting)
+        self._of_side = _hash({name: value for name, value in fields.items() if not name.startswith("local_")})
+        self._of_local = _hash({name: fields[name] for name in fields if name not in {"epochs", "learning_rate"}})
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
 
@@ -56,4 +59,10 @@ class Kept:
     def _path(self, what: str) -> Path | None:
         if self._folder is None:
             return None
-        return self._folder / f"{self._name}-{self._setting}-{what.replace(' ', '-')}.json"
+        is_local = any(method in what for method in ("lora", "bitfit"))
+        setting = self._of_local if is_local else self._of_side
+        return self._folder / f"{self._name}-{setting}-{what.replace(' ', '-')}.json"
+
+
+def _hash(fields: dict[str, object]) -> str:
+    return hashlib.sha256(msgspec.json.encode(fields)).hexdigest()[:8]
