@@ -45,7 +45,7 @@ class SideSetting(msgspec.Struct, frozen=True, kw_only=True):
     epochs: int
     learning_rate: float
     local_epochs: int
-    local_learning_rate: float = 1e-3
+    local_learning_rate: float = 5e-3
     local_seeds: int = 1
     batch_rows: int = 16
     decoder: bool = False
@@ -64,7 +64,7 @@ SETTINGS = (
         sizes=Sizes(train=640, test=1000),
         epochs=20,
         learning_rate=3e-3,
-        local_epochs=6,
+        local_epochs=10,
     ),
     SideSetting(
         name="banking77_pairs",
@@ -73,7 +73,7 @@ SETTINGS = (
         sizes=Sizes(train=640, test=1000),
         epochs=20,
         learning_rate=1e-3,
-        local_epochs=6,
+        local_epochs=10,
     ),
     SideSetting(
         name="wikigold",
@@ -82,7 +82,7 @@ SETTINGS = (
         sizes=Sizes(train=320, test=342),
         epochs=12,
         learning_rate=3e-3,
-        local_epochs=6,
+        local_epochs=10,
     ),
     SideSetting(
         name="banking77 decoder",
