@@ -114,6 +114,29 @@ def test_what_does_not_fit_the_quota_is_refused_before_anything_is_sent(tmp_path
     assert watcher.losses == []
 
 
+def test_rows_that_are_added_to_a_cache_are_refused_before_they_are_sent_if_they_do_not_fit(
+    tmp_path, data, make_recipe, cluster, run
+):
+    server = WorkerSettings(name="server", role="server", cache_folder=tmp_path / "kept")
+    options = OPTIONS | {"epochs": 1, "cache_quota": "150KiB", "evaluate_every_epoch": False}
+    run(
+        make_recipe(tmp_path / "run", **options | {"data.train": str(data / "train.conll")}), cluster(PHONES[0], server)
+    )
+    more = tmp_path / "more.conll"
+    more.write_text((data / "train.conll").read_text() + (data / "dev.conll").read_text() * 30)
+    watcher = cluster(PHONES[0], server)
+    with pytest.raises(ActivationCacheError, match=r"selected tokens need .* quota of 150 KiB, .* are used"):
+        run(make_recipe(tmp_path / "next", **options | {"data.train": str(more)}), watcher)
+    assert watcher.losses == []
+
+
+def test_without_two_phases_training_rows_take_nothing_of_the_quota(tmp_path, data, make_recipe, cluster, run):
+    watcher = cluster(PHONES[0], SERVER)
+    options = OPTIONS | {"epochs": 1, "cache_quota": "20KiB", "two_phases": False}
+    run(make_recipe(tmp_path / "run", **options | {"data.train": str(data / "train.conll")}), watcher)
+    assert len(watcher.losses) == 9
+
+
 def test_what_cannot_be_side_tuned_is_refused_before_anybody_joins(tmp_path, make_recipe, cluster, run, one):
     watcher = cluster(PHONES[0], SERVER)
     with pytest.raises(RecipeError, match="layers 1 to 4"):

@@ -63,7 +63,7 @@ class AssignServer(Message, frozen=True, kw_only=True):
         layers: The layers that are tapped.
         rows: How many rows each split has.
         digests: Of every `BLOCK_ROWS` rows of a split in turn. Data to which rows were added are thus known again.
-        tokens: How many tokens are sent of all splits together, at most.
+        tokens: How many tokens the cache is to hold of all splits together, at most.
         cache_key: What the activations depend on, by name: they are used again only where all of it is the same.
         cache: Where activations are kept.
         quota_bytes: The most that they may take; 0: no limit.

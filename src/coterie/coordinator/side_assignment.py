@@ -51,7 +51,7 @@ async def assign_server(
             layers=tuple(range(side.first_layer, layers + 1)),
             rows={split: len(job.splits[split].rows) for split in splits},
             digests={split: _block_digests(job, split) for split in splits},
-            tokens=sum(sent_tokens(job, selector, split) for split in splits),
+            tokens=cached_tokens(job, selector, evaluated),
             cache_key=_cache_key(job, selector),
             cache=side.cache,
             quota_bytes=side.quota_bytes or 0,
@@ -68,6 +68,15 @@ async def assign_server(
     if set(tensors) != set(splits):
         raise ProtocolError(f"{server.hello.name} said of which rows it has for {', '.join(tensors) or 'nothing'}")
     return event.message, {split: frozenset(tensors[split].tolist()) for split in splits}
+
+
+def cached_tokens(job: Job, selector: TokenSelector, evaluated: tuple[str, ...]) -> int:
+    """How many tokens the server's cache is to hold in the end."""
+    tokens = sum(sent_tokens(job, selector, split) for split in evaluated)
+    if job.recipe.side.two_phases:
+        part = min(job.total_steps / job.steps_per_epoch, 1.0)
+        tokens += round(part * sent_tokens(job, selector, TRAIN))
+    return tokens
 
 
 def check_trained(job: Job, parameters: Mapping[str, Tensor]) -> None:

@@ -7,11 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load, save
 from torch import Tensor
 
-from coterie.checkpoint.durable import storage_errors, sync_folder, write_file
+from coterie.checkpoint.sealed_tensors import DamagedError, read_sealed, write_sealed
 
 SIDE_BASE = "side-base.safetensors"
 
@@ -30,20 +28,14 @@ def write_base(folder: Path, base: Base) -> None:
         parts = [rows[row] for row in range(len(rows))]
         tensors[f"{split}/counts"] = torch.tensor([len(part) for part in parts])
         tensors[f"{split}/logits"] = torch.cat(parts)
-    content = save(tensors)
-    with storage_errors(folder, len(content)):
-        folder.mkdir(parents=True, exist_ok=True)
-        partial = folder / f"{SIDE_BASE}.partial"
-        write_file(partial, content)
-        partial.replace(folder / SIDE_BASE)
-        sync_folder(folder)
+    write_sealed(folder / SIDE_BASE, tensors)
 
 
 def read_base(folder: Path) -> dict[str, dict[int, Tensor]]:
     """What is kept; nothing if there is no such file or it is damaged: then devices run these rows again."""
     try:
-        tensors = load((folder / SIDE_BASE).read_bytes())
-    except (OSError, SafetensorError):
+        tensors = read_sealed(folder / SIDE_BASE)
+    except (OSError, DamagedError):
         return {}
     base = {}
     for name in tensors:

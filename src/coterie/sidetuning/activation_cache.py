@@ -93,16 +93,25 @@ class ActivationCache:
         """Whether it has no folder."""
         return self._storage.folder is None
 
-    def require_room(self, tokens: int) -> None:
+    def tokens_of(self, samples: Sequence[int]) -> int:
+        """How many tokens of these samples are there; a sample that is absent has none."""
+        return sum(self._places[sample].count for sample in samples if sample in self._places)
+
+    def require_room(self, tokens: int, *, beside_bytes: int = 0) -> None:
         """Refuse, before anything is collected, when the activations of so many more tokens will not fit.
+
+        Args:
+            tokens: How many are to come.
+            beside_bytes: What else will be written to the same disk. It is no part of the quota.
 
         Raises:
             ActivationCacheError: They exceed the quota.
             StorageError: The disk has too little room.
         """
         needed = self.layout.bytes_for(tokens) + tokens * _INDEX_BYTES_PER_TOKEN
-        self._check_quota(needed, f"{counted(tokens, 'selected token')}")
-        self._storage.require_free_space(needed)
+        if tokens:
+            self._check_quota(needed, f"{counted(tokens, 'selected token')}")
+        self._storage.require_free_space(needed + beside_bytes)
 
     def collection(self, digest: str, samples: int) -> int:
         """The id of the first sample of some data: rows 0, 1, ... of it are that id and the following ones.

@@ -11,6 +11,7 @@ from coterie.errors import ActivationCacheError
 from coterie.sidetuning.cache_index import CacheIndex, Record, encode_record
 from coterie.sidetuning.cache_layout import CacheLayout, settle_layout
 from coterie.sidetuning.row_store import FileRows, MemoryRows, Rows, RowStore
+from coterie.units import format_bytes
 
 ROWS = "rows.bin"
 INDEX = "index.log"
@@ -52,6 +53,7 @@ class CacheStorage:
             lock = _locked(folder)
             undo.callback(lock.release)
             settle_layout(folder, layout)
+            _refuse_rows_alone(folder)
             index = CacheIndex(folder / INDEX)
             undo.callback(index.close)
             rows = FileRows(folder / ROWS, row_bytes, index.rows)
@@ -98,6 +100,21 @@ class CacheStorage:
         self.rows.close()
         if self._lock is not None:
             self._lock.release()
+
+
+def _refuse_rows_alone(folder: Path) -> None:
+    """No crash leaves rows without an index, which is made first: without it, all rows would be cut off as unfinished.
+
+    Raises:
+        ActivationCacheError: The index is not there.
+    """
+    rows = folder / ROWS
+    if rows.exists() and rows.stat().st_size and not (folder / INDEX).exists():
+        raise ActivationCacheError(
+            f"{folder} has {format_bytes(rows.stat().st_size)} of activations in {ROWS}, and no {INDEX} that says "
+            "whose they are",
+            hint="restore the file from a copy, or delete the folder and collect again",
+        )
 
 
 def _locked(folder: Path) -> FileLock:

@@ -53,6 +53,12 @@ class Intake:
         rows = [row for row, sample in enumerate(self._ids[split]) if sample in self._cache]
         return torch.tensor(rows, dtype=torch.int64)
 
+    @property
+    def lacking_tokens(self) -> int:
+        """How many tokens are still to come into the cache, at most."""
+        held = sum(self._cache.tokens_of(ids) for split, ids in self._ids.items() if not self._passes(split))
+        return max(self._assign.tokens - held, 0)
+
     def is_whole(self, split: str) -> bool:
         """Whether every row of a split is in the cache."""
         return all(sample in self._cache for sample in self._ids[split])

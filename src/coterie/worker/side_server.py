@@ -50,7 +50,7 @@ from coterie.pipeline.compute import computing
 from coterie.pipeline.throttle import Throttle, finish_of
 from coterie.sidetuning.activation_cache import ActivationCache
 from coterie.sidetuning.cache_layout import NO_QUOTA_BYTES, CacheLayout
-from coterie.sidetuning.side_model import build_side_model
+from coterie.sidetuning.side_model import SideModel, build_side_model
 from coterie.sidetuning.trainer import SideTrainer
 from coterie.tasks.catalog import get_task
 from coterie.tensors.codecs import decode, encode
@@ -141,12 +141,23 @@ class SideServer:
         )
         place = cache_folder(folder, layout) if keeps and folder is not None and assign.side.two_phases else None
         self._cache = ActivationCache.open(place, layout, assign.quota_bytes or self._usual_quota(place))
-        if not len(self._cache):
-            self._cache.require_room(assign.tokens)
-        self._intake = Intake(assign, self._cache)
+        try:
+            self._intake = Intake(assign, self._cache)
+            self._cache.require_room(self._intake.lacking_tokens, beside_bytes=self._state_bytes(model))
+        except CoterieError:
+            self._cache.close()
+            raise
         reset_peak()
         self._thread.start()
         return self._ready()
+
+    def _state_bytes(self, model: SideModel) -> int:
+        """What the state takes on the disk: a new one is written beside the one before."""
+        if self._state is None:
+            return 0
+        parameters = sum(parameter.nbytes for parameter in model.parameters().values())
+        written = 1 if self._saved_steps else 2
+        return written * parameters * (1 + self._assign.optimizer.state_copies)
 
     def _usual_quota(self, place: Path | None) -> int:
         """In memory, half of what the worker may use; on a disk, whatever there is room for."""

@@ -3,11 +3,9 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from safetensors import SafetensorError
-from safetensors.torch import load, save
 from torch import Tensor
 
-from coterie.checkpoint.durable import storage_errors, sync_folder, write_file
+from coterie.checkpoint.sealed_tensors import DamagedError, read_sealed, write_sealed
 from coterie.errors import CheckpointError
 from coterie.ids import RunId
 
@@ -30,8 +28,8 @@ class SideState:
         if not path.exists():
             return None
         try:
-            return load(path.read_bytes())
-        except (OSError, SafetensorError) as error:
+            return read_sealed(path)
+        except (OSError, DamagedError) as error:
             raise CheckpointError(
                 f"the server's state {path} cannot be read: {error}",
                 hint="delete the file: the side network is then trained again from the cache",
@@ -43,10 +41,4 @@ class SideState:
         Raises:
             StorageError: The disk is full, or the folder cannot be written.
         """
-        content = save(dict(state))
-        with storage_errors(self._folder, len(content)):
-            self._folder.mkdir(parents=True, exist_ok=True)
-            partial = self._folder / f"{STATE_FILE}.partial"
-            write_file(partial, content)
-            partial.replace(self._folder / STATE_FILE)
-            sync_folder(self._folder)
+        write_sealed(self._folder / STATE_FILE, state)

@@ -158,6 +158,24 @@ def test_data_that_exceed_the_disk_are_refused_before_anything_is_collected(reop
         reopened(quota_bytes=10**18).require_room(10**15)
 
 
+def test_room_is_asked_for_on_the_disk_for_what_lies_beside_the_cache_and_the_quota_does_not_count_it(reopened):
+    cache = reopened(quota_bytes=1000)
+    cache.require_room(0, beside_bytes=2000)
+    with pytest.raises(StorageError, match="not enough room in"):
+        cache.require_room(0, beside_bytes=10**18)
+
+
+def test_rows_whose_index_is_gone_are_not_cut_off(reopened, batch_of, tmp_path):
+    with reopened() as cache:
+        cache.put(batch_of([3, 1]), (0, 0))
+    (index,) = tmp_path.rglob("index.log")
+    rows = index.with_name("rows.bin").read_bytes()
+    index.unlink()
+    with pytest.raises(ActivationCacheError, match=r"and no index\.log"):
+        reopened()
+    assert index.with_name("rows.bin").read_bytes() == rows
+
+
 def test_a_cache_made_for_something_else_is_refused_with_all_that_differs(reopened, layout):
     reopened()
     other = msgspec.structs.replace(

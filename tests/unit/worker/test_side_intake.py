@@ -105,6 +105,14 @@ def test_without_two_phases_rows_serve_their_step_and_are_gone():
     assert not intake.has_rows(4, [2, 0, 1])
 
 
+def test_what_is_still_to_come_into_the_cache_is_what_it_lacks_of_what_was_announced():
+    intake = make_intake()
+    assert intake.lacking_tokens == 20
+    for part in (*micro_batch(0, [0, 1]), *micro_batch(1, [0], split="dev")):
+        intake.take(part)
+    assert intake.lacking_tokens == 20 - 6
+
+
 def test_a_row_of_which_nothing_is_sent_is_there_all_the_same():
     intake = make_intake()
     described = frame(

@@ -29,7 +29,11 @@ def test_a_write_that_was_cut_off_leaves_the_state_before(tmp_path):
 
 def test_a_damaged_state_is_said_to_be_one(tmp_path):
     state = SideState(tmp_path, RunId("one"))
-    state.save({"steps": torch.tensor(3)})
-    (tmp_path / "run-one" / STATE_FILE).write_bytes(b"\xff" * 40)
-    with pytest.raises(CheckpointError, match="cannot be read"):
-        state.read()
+    state.save({"steps": torch.tensor(3), "weights": torch.ones(40)})
+    file = tmp_path / "run-one" / STATE_FILE
+    content = bytearray(file.read_bytes())
+    content[-5] ^= 16
+    for damaged in (bytes(content), b"\xff" * 40):
+        file.write_bytes(damaged)
+        with pytest.raises(CheckpointError, match="cannot be read"):
+            state.read()
