@@ -3,7 +3,7 @@
 import os
 import platform
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
@@ -16,7 +16,8 @@ from coterie.measure.cached import keep
 from coterie.measure.share_bench import Progress, ShareBench, part_counts
 from coterie.measure.share_work import Conditions
 from coterie.measure.shares_together import TogetherBench
-from coterie.profiles.backend_profile import BackendProfile, DeviceBackends, ShareTiming, Together
+from coterie.planner.head_drift import without
+from coterie.profiles.backend_profile import BackendProfile, DeviceBackends, Part, ShareTiming, Together
 from coterie.profiles.cache import ProfileCache, profile_key
 
 _LOG = get_logger(__name__)
@@ -26,7 +27,8 @@ class ProfileSettings(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """How to measure.
 
     Attributes:
-        budget_s: Seconds for each backend and part; counts that were not reached by then are left out.
+        budget_s: Seconds for each backend and part; counts that were not reached by then are left out. As many for each
+            part side by side.
         again: Measure even if the cache has the answer.
         cache: Where profiles are kept; None for the user's own.
         progress: Told what is measured.
@@ -69,7 +71,7 @@ def profile_backends(
     """
     settings = settings or ProfileSettings()
     store = settings.cache or ProfileCache()
-    key = backends_key(pool.infos, attention, neurons, conditions)
+    key = backends_key(pool.infos, attention, neurons, conditions, together=settings.rounds_together > 0)
     kept = None if settings.again else store.read(key, DeviceBackends)
     if kept is not None:
         return kept
@@ -108,23 +110,45 @@ def profile_backends(
 def _tried_together(
     bench: ShareBench, profile: DeviceBackends, shapes: Sequence[Shape], settings: ProfileSettings
 ) -> DeviceBackends:
-    """With what backends take side by side; without, if one fails at it."""
-    tried: list[Together] = []
+    """With what backends take side by side; one that fails at it is left out."""
     together = TogetherBench(
         bench.pool,
         bench.conditions,
         rounds=settings.rounds_together,
+        budget_s=settings.budget_s,
         clock=settings.clock,
         say=lambda what: bench.progress(what, bench.steps, bench.steps),
     )
-    try:
-        for shape in shapes:
-            tried += together.time_part(shape, profile)
-    except BackendError as error:
-        _LOG.warning("backends side by side: %s", error.message)
-        bench.failed.add(error.message)
-        return profile
-    return msgspec.structs.replace(profile, together=tuple(tried))
+    for shape in shapes:
+        found: tuple[Together, ...] | None = None
+        while found is None:
+            try:
+                found = together.time_part(shape, profile)
+            except BackendError as error:
+                _LOG.warning("backends side by side: %s", error.message)
+                if together.failed.keys() <= bench.failed:
+                    return profile  # there is nobody to leave out: what each took alone must do
+                bench.failed |= together.failed.keys()
+                profile = _left_out(profile, together.failed)
+        profile = msgspec.structs.replace(profile, together=(*profile.together, *found))
+    return profile
+
+
+def _left_out(profile: DeviceBackends, failed: Mapping[str, str]) -> DeviceBackends:
+    """Nothing of these backends but why."""
+    parts: tuple[Part, ...] = ("attention", "neurons")
+    backends = [
+        msgspec.structs.replace(
+            backend,
+            attention=(),
+            neurons=(),
+            notes=dict.fromkeys(parts, f"it failed beside others: {failed[backend.name]}"),
+        )
+        if backend.name in failed
+        else backend
+        for backend in profile.backends
+    ]
+    return msgspec.structs.replace(without(profile, failed), backends=tuple(backends))
 
 
 def backends_key(
@@ -132,13 +156,19 @@ def backends_key(
     attention: AttentionShape | None,
     neurons: NeuronShape | None,
     conditions: Conditions,
+    *,
+    together: bool,
 ) -> str:
-    """The key of `profile_backends`' result: shapes, what a run needs, backends with drivers and threads, machine."""
+    """The key of `profile_backends`' result: shapes, what a run needs, backends with drivers and threads, machine.
+
+    And whether they were timed `together`: where they are not, the clock counts another kind of seconds.
+    """
     return profile_key(
         "backends, alone and together",
         attention=attention,
         neurons=neurons,
         conditions=conditions,
+        together=together,
         backends=tuple(infos),
         machine=(platform.machine(), platform.processor(), platform.node(), _usable_cores()),
     )

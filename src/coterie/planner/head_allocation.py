@@ -43,7 +43,8 @@ def groups_of(profiles: DeviceBackends, part: Part) -> list[tuple[str, ...]]:
     """The largest groups of backends that the processor has cores for; one of each can compute the whole part."""
     timings, total = _timings(profiles, part)
     threads = {backend.name: backend.threads for backend in profiles.backends}
-    measured = tuple(name for name, found in timings.items() if found)
+    # Nobody was measured with all of a part of which there is 0: it is not split.
+    measured = tuple(name for name, found in timings.items() if found and total)
     if not profiles.cores or sum(threads[name] for name in measured) <= profiles.cores:
         return [measured] if measured else []
     groups = [
@@ -74,33 +75,48 @@ def allocate_among(
 def _best_group(profiles: DeviceBackends, part: Part, least_gain: float) -> PartAllocation | None:
     """The fastest allocation of all groups; each backend alone is always one. None if the part cannot be split."""
     timings, total = _timings(profiles, part)
-    groups = groups_of(profiles, part) if total else []
+    groups = groups_of(profiles, part)
     if not groups:
         return None
     tried = {one.backends: one.slowed for one in profiles.together if one.part == part}
-    best = min(
-        (
-            allocate_among(profiles, part, group, tried.get(group, {}), least_gain=least_gain)
-            for group in [group for group in groups if group in tried] or groups
-        ),
-        key=lambda allocation: allocation.predicted_s,
-    )
+    found = [
+        allocate_among(profiles, part, group, tried.get(group, {}), least_gain=least_gain)
+        for group in [group for group in groups if group in tried] or groups
+    ]
+    best = min(found, key=lambda allocation: allocation.predicted_s)
     alone = min(
-        (name for name, found in timings.items() if found and found[-1].count == total),
+        (name for name, of in timings.items() if of and of[-1].count == total),
         key=lambda name: timings[name][-1].seconds,
     )
     alone_s = timings[alone][-1].seconds
     if alone_s < best.predicted_s * (1 + least_gain) and [share.backend for share in best.shares] != [alone]:
         best = allocate_among(profiles, part, (alone,), {}, least_gain=least_gain)
-    busy = " and ".join(share.backend for share in best.shares)
+    chosen = _names(best)
     reasons = best.left_out | {
-        name: f"the processor has {counted(profiles.cores, 'core')}, which {busy} use"
-        if found
-        else "it was not measured with this part"
-        for name, found in timings.items()
-        if name not in best.left_out and all(share.backend != name for share in best.shares)
+        name: _why_not_chosen(name, best, found, profiles) if of else "it was not measured with this part"
+        for name, of in timings.items()
+        if name not in best.left_out and name not in chosen
     }
     return msgspec.structs.replace(best, best_single=alone, best_single_s=alone_s, left_out=reasons)
+
+
+def _why_not_chosen(name: str, best: PartAllocation, others: Sequence[PartAllocation], profiles: DeviceBackends) -> str:
+    """Why a backend has no share that is not in the group that was chosen."""
+    threads = {backend.name: backend.threads for backend in profiles.backends}
+    busy = [share.backend for share in best.shares]
+    if threads[name] and threads[name] + sum(threads[one] for one in busy) > profiles.cores > 0:
+        uses = "use" if len(busy) > 1 else "uses"
+        return f"the processor has {counted(profiles.cores, 'core')}, which {' and '.join(busy)} {uses}"
+    ordered = sorted(others, key=lambda allocation: allocation.predicted_s)
+    beside = next((one for one in ordered if name in _names(one)), None)
+    if beside is not None:
+        return f"{' and '.join(_names(beside))} take {format_seconds(beside.predicted_s)}"
+    without = next((one for one in ordered if name in one.left_out), None)
+    return "others promised to be faster" if without is None else without.left_out[name]
+
+
+def _names(allocation: PartAllocation) -> list[str]:
+    return [share.backend for share in allocation.shares]
 
 
 def _timings(profiles: DeviceBackends, part: Part) -> tuple[dict[str, tuple[ShareTiming, ...]], int]:
@@ -144,8 +160,10 @@ def allocate_part(
     alone_s = timings[best.name][-1].seconds
     kept, left_out = _worth_it(costs, total, least_gain)
     seconds, counts = _solve(kept, total)
-    if alone_s < seconds * (1 + least_gain):
-        left_out |= {cost.name: _why_dropped(seconds, alone_s, least_gain) for cost in kept if cost is not best}
+    # Nobody is beside a backend that is alone: its seconds are those that it took alone.
+    if len(kept) == 1 or alone_s < seconds * (1 + least_gain):
+        without = alone_s if len(kept) > 1 else min(alone_s, seconds)
+        left_out |= {cost.name: _why_dropped(seconds, without, least_gain) for cost in kept if cost is not best}
         left_out.pop(best.name, None)
         kept, seconds, counts = [share_costs(best.name, timings[best.name], total, step)], alone_s, {best.name: total}
     left_out |= {name: "it was not measured with this part" for name, found in timings.items() if not found}
@@ -212,6 +230,8 @@ def _why_idle(cost: ShareCosts, seconds: float) -> str:
 
 
 def _why_dropped(faster: float, slower: float, least_gain: float) -> str:
+    if slower <= faster:
+        return f"with it {format_seconds(faster)}, without it {format_seconds(slower)}"
     gain = slower / faster - 1
     return (
         f"with it {format_seconds(faster)}, without it {format_seconds(slower)}: it gains {gain:.1%}, "

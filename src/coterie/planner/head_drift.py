@@ -1,6 +1,6 @@
 """When backends' shares are dealt out anew in mid-run: they take other times than were measured, or one has failed."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import msgspec
 
@@ -14,6 +14,9 @@ DRIFT = 0.3
 
 WINDOW_JOBS = 50
 """Forwards and backwards of every backend that must have been seen since shares were dealt out."""
+
+LONGEST_WINDOW_JOBS = 20 * WINDOW_JOBS
+"""Then one begins to look anew: else a backend that is slowed late in a run would hide behind its long past."""
 
 
 class Work(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,7 +52,7 @@ def dealt_anew(dealt: Dealt, work: Mapping[str, Work], gone: frozenset[str] = fr
     drifted = len(grown) > 1 and max(grown.values()) > (1 + DRIFT) * min(grown.values())
     if not lost and not drifted:
         return None
-    profiles = _without(_scaled(dealt.profiles, grown if drifted else {}), gone)
+    profiles = without(_scaled(dealt.profiles, grown if drifted else {}), gone)
     if not profiles.backends:
         return None
     allocation = allocate(profiles)
@@ -65,7 +68,8 @@ def _growth(allocation: HeadAllocation, work: Mapping[str, Work]) -> dict[str, f
             predicted_s[share.backend] = predicted_s.get(share.backend, 0.0) + share.predicted_s
             parts[share.backend] = parts.get(share.backend, 0) + 1
     known = {name: one for name, one in work.items() if name in predicted_s}
-    if any(one.jobs < WINDOW_JOBS for one in known.values()):
+    # A clock that did not move says nothing either.
+    if any(one.jobs < WINDOW_JOBS or one.busy_s * predicted_s[name] <= 0 for name, one in known.items()):
         return {}
     # A prediction is for a forward and a backward of each part.
     return {name: one.busy_s / (one.jobs / (2 * parts[name]) * predicted_s[name]) for name, one in known.items()}
@@ -85,11 +89,18 @@ def _scaled(profiles: DeviceBackends, grown: Mapping[str, float]) -> DeviceBacke
     return msgspec.structs.replace(profiles, backends=backends)
 
 
-def _without(profiles: DeviceBackends, gone: frozenset[str]) -> DeviceBackends:
+def without(profiles: DeviceBackends, gone: Collection[str]) -> DeviceBackends:
+    """What was measured of the backends that are not gone."""
     left = tuple(backend for backend in profiles.backends if backend.name not in gone)
+    # What they took beside one that is gone is nearer to what they will take than what each took alone.
+    together = tuple(
+        msgspec.structs.replace(tried, backends=tuple(name for name in tried.backends if name not in gone))
+        for tried in profiles.together
+    )
     return msgspec.structs.replace(
         profiles,
         backends=left,
+        together=together,
         groups=profiles.groups if _whole(left, profiles.groups, heads=True) else 0,
         neurons=profiles.neurons if _whole(left, profiles.neurons, heads=False) else 0,
     )

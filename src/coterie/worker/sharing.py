@@ -20,7 +20,7 @@ from coterie.measure.stand_in_weights import StandInWeights
 from coterie.models import StageModule, build_stage, describe
 from coterie.models.adapters import is_adapter
 from coterie.planner.head_allocation import allocate
-from coterie.planner.head_drift import Dealt, Work, dealt_anew
+from coterie.planner.head_drift import LONGEST_WINDOW_JOBS, Dealt, Work, dealt_anew
 from coterie.profiles.backend_profile import DeviceBackends
 from coterie.profiles.cluster_profile import SharedMemory
 from coterie.profiles.head_allocation import HeadAllocation, PartAllocation
@@ -183,13 +183,18 @@ class StageSharing:
         if self._window is None and gone == self._gone:
             self._window = _usage(self._pool)
             return
-        anew = dealt_anew(self._dealt, self._work(), gone)
-        self._gone = gone
-        if anew is not None:
-            self._dealt, self._window = anew, None
-            self._names |= _names(anew.allocation)
-            self._say("heads and neurons are dealt out anew: backends take other times than were measured")
-            allocation = _worth_it(anew.allocation)
+        work = self._work()
+        anew = dealt_anew(self._dealt, work, gone)
+        lost, self._gone = gone - self._gone, gone
+        if anew is None:
+            if all(work[name].jobs >= LONGEST_WINDOW_JOBS for name in _names(self._dealt.allocation)):
+                self._window = _usage(self._pool)
+        else:
+            allocation = _worth_it(anew.allocation)  # what is not installed does no jobs either
+            self._dealt, self._window = Dealt(profiles=anew.profiles, allocation=allocation), None
+            self._names |= _names(allocation)
+            why = f"without {' and '.join(sorted(lost))}" if lost else "backends take other times than were measured"
+            self._say(f"heads and neurons are dealt out anew: {why}")
             self._tell(install_split(self._stage, allocation, self._pool), allocation)
             if allocation == HeadAllocation():
                 self._say("torch computes alone from now on")
@@ -269,7 +274,7 @@ def _in_words(profiles: DeviceBackends, allocation: HeadAllocation) -> tuple[str
     lines = []
     everything = _all_parts(allocate(profiles))
     for name, part in everything.items():
-        faster = part.best_single_s / part.predicted_s
+        faster = part.best_single_s / part.predicted_s if part.predicted_s else 1.0  # a coarse clock may stand still
         what = "heads" if name == "attention" else "neurons"
         groups = f" (of {counted(profiles.groups, 'KV group')})" if name == "attention" else ""
         lines.append(

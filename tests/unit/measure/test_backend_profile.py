@@ -210,6 +210,61 @@ def test_a_backend_that_fails_is_left_out_and_nothing_is_kept_in_the_cache(clock
     assert settings.cache.read(found.key, type(found)) is None
 
 
+class Unsociable(Paced):
+    """Fails as soon as another backend has begun to work beside it: from its n-th forward on."""
+
+    def __init__(self, name: str, clock: Ticks, *, each: float, alone: int) -> None:
+        super().__init__(name, clock, fixed=0.0, each=each)
+        self.alone = alone
+
+    def forward(self, loaded, inputs, *, inner=False, keep=True):
+        if len(self.forwards) >= self.alone:
+            raise BackendError("the driver has gone", hint="none")
+        return super().forward(loaded, inputs, inner=inner, keep=keep)
+
+
+def test_a_backend_that_fails_beside_others_has_no_share_and_says_why_and_nothing_is_kept(clock, settings):
+    def backends(alone: int) -> list[Paced]:
+        return [
+            Paced("a", clock, fixed=0.0, each=1.0),
+            Unsociable("b", clock, each=1.0, alone=alone),
+            Paced("c", clock, fixed=0.0, each=1.5),
+        ]
+
+    measured = backends(10**6)
+    with BackendPool(measured) as pool:
+        profile_backends(pool, HEADS, NEURONS, RUN, msgspec.structs.replace(settings, again=True))
+    together = msgspec.structs.replace(settings, rounds_together=1, again=True)
+    with BackendPool(backends(len(measured[1].forwards))) as pool:
+        found = profile_backends(pool, HEADS, NEURONS, RUN, together)
+    allocation = allocate(found)
+    for part in (allocation.attention, allocation.neurons):
+        assert part is not None
+        assert "b" not in [share.backend for share in part.shares]
+        assert part.left_out["b"].endswith("(it failed beside others: the driver has gone)")
+    assert {one.part for one in found.together} == {"attention", "neurons"}
+    assert settings.cache is not None
+    assert settings.cache.read(found.key, type(found)) is None
+
+
+def test_what_was_timed_alone_only_is_not_taken_for_what_was_timed_side_by_side(clock, settings):
+    backend = Paced("a", clock, fixed=0.0, each=1.0)
+    with BackendPool([backend]) as pool:
+        profile_backends(pool, HEADS, None, RUN, settings)
+        before = len(backend.forwards)
+        profile_backends(pool, HEADS, None, RUN, msgspec.structs.replace(settings, rounds_together=1))
+    assert len(backend.forwards) > before
+
+
+def test_one_that_was_given_up_early_does_not_stand_for_a_whole_part_if_the_fastest_fails_later(clock, settings):
+    fastest = Paced("fastest", clock, fixed=0.0, each=1.0, fails_at=3)
+    slow = Paced("slow", clock, fixed=0.0, each=50.0)
+    with BackendPool([fastest, slow]) as pool:
+        found = profile_backends(pool, HEADS, None, RUN, msgspec.structs.replace(settings, rounds_together=1))
+    assert found.groups == 0
+    assert allocate(found).attention is None
+
+
 def test_where_nobody_computes_the_whole_part_it_counts_as_not_splittable(clock, settings):
     with BackendPool([Paced("broken", clock, fixed=0.0, each=1.0, fails_at=4)]) as pool:
         found = profile_backends(pool, HEADS, None, RUN, settings)

@@ -43,9 +43,10 @@ class Share:
 class Steady:
     """A backend that computes nothing and takes its time for each group."""
 
-    def __init__(self, name: str, clock: ThreadTicks, each_s: float, *, fails: bool = False) -> None:
+    def __init__(self, name: str, clock: ThreadTicks, each_s: float, *, fails: Exception | None = None) -> None:
         self.info = BackendInfo(name=name, device="made up", kind="cpu", driver="test 1", threads=1)
         self._clock, self._each_s, self._fails = clock, each_s, fails
+        self.forwards = 0
 
     def load(self, shape, weights):
         assert weights
@@ -53,8 +54,9 @@ class Steady:
 
     def forward(self, loaded, inputs, *, inner=False, keep=True):
         assert (inner, keep) == (False, True)
-        if self._fails:
-            raise BackendError("it does not work beside others", hint="none")
+        self.forwards += 1
+        if self._fails is not None:
+            raise self._fails
         self._clock.move(self._each_s * loaded.count)
         return Outputs(y=np.zeros_like(inputs.x)), loaded
 
@@ -89,12 +91,16 @@ def profile_of(**each_s: float) -> DeviceBackends:
     )
 
 
+def bench_of(pool: BackendPool, clock: ThreadTicks, budget_s: float = 1e6) -> TogetherBench:
+    run = Conditions(rows=2, tokens=3)
+    return TogetherBench(pool, run, rounds=3, budget_s=budget_s, clock=clock, say=lambda _what: None)
+
+
 def tried(profile: DeviceBackends, **each_s: float) -> DeviceBackends:
     """The profile with what its backends take side by side, in seconds a group."""
     clock = ThreadTicks()
     with BackendPool([Steady(name, clock, s) for name, s in each_s.items()]) as pool:
-        run = Conditions(rows=2, tokens=3)
-        found = TogetherBench(pool, run, rounds=3, clock=clock, say=lambda _what: None).time_part(HEADS, profile)
+        found = bench_of(pool, clock).time_part(HEADS, profile)
     return msgspec.structs.replace(profile, together=found)
 
 
@@ -132,10 +138,34 @@ def test_the_group_that_is_fastest_side_by_side_is_chosen_although_another_was_f
     assert dealt(together) == {"a": 7, "c": 5}
 
 
-def test_a_backend_that_fails_beside_others_is_an_error_and_nobody_waits_for_it():
+@pytest.mark.parametrize("fault", [BackendError("it does not work beside others"), MemoryError("no more")])
+def test_a_backend_that_fails_beside_others_is_an_error_and_nobody_waits_for_it(fault):
     clock = ThreadTicks()
-    backends = [Steady("a", clock, 1.0), Steady("b", clock, 1.0, fails=True)]
+    backends = [Steady("a", clock, 1.0), Steady("b", clock, 1.0, fails=fault)]
     with BackendPool(backends) as pool:
-        bench = TogetherBench(pool, Conditions(rows=2, tokens=3), rounds=3, clock=clock, say=lambda _what: None)
-        with pytest.raises(BackendError, match="it does not work beside others"):
+        bench = bench_of(pool, clock)
+        with pytest.raises(type(fault), match=str(fault)):
             bench.time_part(HEADS, profile_of(a=1.0, b=1.0))
+        assert list(bench.failed) == (["b"] if isinstance(fault, BackendError) else [])
+
+
+def test_large_layers_are_tried_in_fewer_rounds_and_groups_so_that_nobody_waits_for_hours():
+    clock = ThreadTicks()
+    backends = [Steady(name, clock, 1.0) for name in "abc"]
+    with BackendPool(backends) as pool:
+        found = bench_of(pool, clock, budget_s=20.0).time_part(HEADS, profile_of(a=1.0, b=1.0, c=1.0))
+    assert [one.backends for one in found] == [("a", "b")]
+    assert [one.forwards for one in backends] == [4, 4, 0], "a round to warm up and one that counts, twice"
+
+
+def test_a_clock_that_does_not_move_corrects_nothing():
+    together = tried(profile_of(a=1.0, b=1.0), a=0.0, b=0.0)
+    assert all(one.slowed == {} for one in together.together)
+    assert sum(dealt(together).values()) == 12
+
+
+def test_a_part_that_nobody_could_compute_alone_is_not_tried():
+    clock = ThreadTicks()
+    incomplete = msgspec.structs.replace(profile_of(a=1.0), groups=0)
+    with BackendPool([Steady("a", clock, 1.0)]) as pool:
+        assert bench_of(pool, clock).time_part(HEADS, incomplete) == ()

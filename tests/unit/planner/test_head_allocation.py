@@ -3,13 +3,14 @@
 import itertools
 import random
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coterie.planner.head_allocation import allocate, allocate_part
+from coterie.planner.head_allocation import allocate, allocate_part, groups_of
 from coterie.planner.paper_search import allocate_by_binary_search
-from coterie.profiles.backend_profile import BackendProfile, DeviceBackends, ShareTiming
+from coterie.profiles.backend_profile import BackendProfile, DeviceBackends, ShareTiming, Together
 
 NAMES = ("torch", "opencl", "mnn", "webgpu")
 
@@ -223,6 +224,65 @@ def test_a_backend_with_more_threads_than_cores_may_still_compute_alone():
     assert found is not None
     assert [(share.backend, share.count) for share in found.shares] == [("mnn", 6)]
     assert found.predicted_s == found.best_single_s
+
+
+@st.composite
+def devices_tried_together(draw: st.DrawFn) -> DeviceBackends:
+    """Backends of which some groups were tried side by side, with any luck; also groups that are none any more."""
+    profiles, total = draw(profiles_of())
+    backends = tuple(
+        BackendProfile(name=name, device="cpu", attention=found, threads=draw(st.integers(0, 2)))
+        for name, found in profiles.items()
+    )
+    device = DeviceBackends(
+        key="k", groups=total, neurons=0, rows=1, tokens=8, backends=backends, cores=draw(st.integers(0, 4))
+    )
+    tried = [*groups_of(device, "attention"), ("torch", "gone"), ("torch",)]
+    factors = st.floats(0.01, 100)
+    together = tuple(
+        Together(part="attention", backends=group, slowed=draw(st.dictionaries(st.sampled_from(group), factors)))
+        for group in tried
+        if draw(st.booleans())
+    )
+    return msgspec.structs.replace(device, together=together)
+
+
+@settings(max_examples=150, deadline=None)
+@given(devices_tried_together())
+def test_whatever_backends_took_side_by_side_shares_add_up_and_the_best_single_is_never_beaten_in_slowness(device):
+    found = allocate(device).attention
+    assert found is not None
+    timings_of = {backend.name: backend.attention for backend in device.backends}
+    chosen = [share.backend for share in found.shares]
+    assert sum(share.count for share in found.shares) == device.groups
+    assert found.predicted_s == max(share.predicted_s for share in found.shares)
+    assert found.predicted_s <= found.best_single_s
+    wholes = [of[-1].seconds for of in timings_of.values() if of and of[-1].count == device.groups]
+    assert found.best_single_s == min(wholes)
+    if len(chosen) == 1:
+        assert (chosen, found.predicted_s) == ([found.best_single], found.best_single_s), "nobody is beside it"
+    assert sorted(chosen + list(found.left_out)) == sorted(timings_of)
+    threads = {backend.name: backend.threads for backend in device.backends}
+    assert not device.cores or len(chosen) == 1 or sum(threads[name] for name in chosen) <= device.cores
+
+
+def test_a_backend_that_seemed_faster_beside_others_is_not_promised_to_be_so_alone():
+    device = on_processor(2, 1, 1, seconds=(1.0, 1.0))
+    lucky = Together(part="attention", backends=("torch", "opencl"), slowed={"torch": 0.1, "opencl": 9.0})
+    found = allocate(msgspec.structs.replace(device, together=(lucky,))).attention
+    assert found is not None
+    assert [(share.backend, share.predicted_s) for share in found.shares] == [("torch", 6.0)]
+    assert found.predicted_s == found.best_single_s == 6.0
+
+
+def test_who_is_not_in_the_chosen_group_is_told_cores_only_where_they_are_in_use():
+    device = on_processor(2, 1, 1, 1, seconds=(1.0, 1.0, 1.1))
+    slowed = {"torch": 3.0, "opencl": 3.0, "mnn": 3.0}
+    tried = tuple(Together(part="attention", backends=group, slowed=slowed) for group in groups_of(device, "attention"))
+    found = allocate(msgspec.structs.replace(device, together=tried)).attention
+    assert found is not None
+    assert [share.backend for share in found.shares] == ["torch"]
+    assert found.left_out == {"opencl": "with it 9 s, without it 6 s", "mnn": "with it 9.9 s, without it 6 s"}
 
 
 def test_the_papers_search_finds_the_even_split_and_none_where_two_backends_jump_together():

@@ -1,10 +1,11 @@
 """Shares are dealt out anew when backends drift apart, and when one is gone; else they stay."""
 
+import msgspec
 import pytest
 
 from coterie.planner.head_allocation import allocate
 from coterie.planner.head_drift import WINDOW_JOBS, Dealt, Work, dealt_anew
-from coterie.profiles.backend_profile import BackendProfile, DeviceBackends, ShareTiming
+from coterie.profiles.backend_profile import BackendProfile, DeviceBackends, ShareTiming, Together
 
 GROUPS, NEURONS = 12, 128
 
@@ -65,6 +66,24 @@ def test_the_share_of_one_that_is_gone_is_dealt_out_at_once(dealt):
     anew = dealt_anew(dealt, work(dealt, jobs=3, torch=1.0, opencl=1.0), frozenset({"opencl"}))
     assert counts(anew.allocation) == {"torch": 8, "numpy": 4}
     assert dealt_anew(anew, {}, frozenset({"opencl"})) is None
+
+
+def test_with_one_gone_the_others_keep_what_they_took_beside_it(dealt):
+    tried = Together(part="attention", backends=("torch", "opencl", "numpy"), slowed={"torch": 3.0, "opencl": 1.0})
+    profiles = msgspec.structs.replace(dealt.profiles, cores=3, together=(tried,))
+    before = Dealt(profiles=profiles, allocation=allocate(profiles))
+    anew = dealt_anew(before, {}, frozenset({"numpy"}))
+    assert counts(anew.allocation) == {"torch": 3, "opencl": 9}
+
+
+def test_a_clock_that_stood_still_is_no_drift(dealt):
+    assert dealt_anew(dealt, work(dealt, torch=0.0, opencl=0.0)) is None
+    still = msgspec.structs.replace(dealt.allocation, attention=None, neurons=None)
+    for part in ("attention", "neurons"):
+        of = getattr(dealt.allocation, part)
+        shares = tuple(msgspec.structs.replace(share, predicted_s=0.0) for share in of.shares)
+        still = msgspec.structs.replace(still, **{part: msgspec.structs.replace(of, shares=shares)})
+    assert dealt_anew(Dealt(profiles=dealt.profiles, allocation=still), work(dealt, torch=1.0, opencl=2.0)) is None
 
 
 def test_with_all_of_them_gone_there_is_nothing_to_deal(dealt):

@@ -13,7 +13,7 @@ from coterie.jobs.model_spec import ModelSpec
 from coterie.measure.stand_in_weights import StandInWeights
 from coterie.models import RandomKey, build_stage
 from coterie.planner.head_allocation import allocate
-from coterie.planner.head_drift import Dealt
+from coterie.planner.head_drift import LONGEST_WINDOW_JOBS, WINDOW_JOBS, Dealt
 from coterie.profiles.backend_profile import BackendProfile, DeviceBackends, ShareTiming
 from coterie.profiles.cluster_profile import SharedMemory
 from coterie.profiles.head_allocation import HeadAllocation, PartAllocation, PartShare
@@ -149,3 +149,60 @@ def test_the_share_of_a_backend_that_is_gone_is_dealt_out_anew_between_steps_and
             assert bool(said) == (number == 3)
     assert said[0].startswith("heads and neurons are dealt out anew")
     assert said[1:] == ["torch computes alone from now on"]
+
+
+@pytest.fixture
+def shared():
+    """A block that two equal backends share, with what can be told of the work they did; and what was said."""
+    backends = tuple(
+        BackendProfile(name=n, device="processor", attention=timings(GROUPS), neurons=timings(NEURONS), threads=1)
+        for n in ("torch", "numpy")
+    )
+    profiles = DeviceBackends(key="k", groups=GROUPS, neurons=NEURONS, rows=2, tokens=5, backends=backends)
+    said = []
+    with BackendPool([TorchBackend(), NumpyBackend()]) as pool:
+
+        def begin(profiles):
+            allocation = allocate(profiles)
+            stage = build_stage(BERT, 1, 2, StandInWeights(BERT))
+            return StageSharing(stage, pool, allocation, Dealt(profiles=profiles, allocation=allocation), said.append)
+
+        def worked(jobs, **seconds_a_job):
+            for name, each_s in seconds_a_job.items():
+                pool.usage[name].jobs += jobs
+                pool.usage[name].busy_s += jobs * each_s
+
+        yield profiles, begin, worked, said
+
+
+def test_a_backend_that_is_slowed_late_in_a_run_is_noticed_as_soon_as_in_an_early_one(shared):
+    profiles, begin, worked, said = shared
+    sharing = begin(profiles)
+    sharing.step_ended(is_idle=True)
+    said.clear()
+    for each_s in (0.25,) * 30 + (0.75,) * 2:
+        worked(LONGEST_WINDOW_JOBS, torch=0.25, numpy=each_s)
+        sharing.step_ended(is_idle=True)
+        assert bool(said) == (each_s > 0.25)
+    assert said[0] == "heads and neurons are dealt out anew: backends take other times than were measured"
+
+
+def test_a_part_that_torch_computes_alone_since_shares_were_dealt_out_anew_is_no_drift(shared):
+    profiles, begin, worked, said = shared
+    costly = tuple(msgspec.structs.replace(t, seconds=max(t.seconds, 0.9)) for t in timings(GROUPS))
+    mixed = msgspec.structs.replace(
+        profiles,
+        backends=(profiles.backends[0], msgspec.structs.replace(profiles.backends[1], attention=costly)),
+    )
+    sharing = begin(mixed)
+    sharing.step_ended(is_idle=True)
+    # numpy takes twice as long: no share of the heads pays any more.
+    worked(WINDOW_JOBS, torch=0.25, numpy=0.9)
+    sharing.step_ended(is_idle=True)
+    assert said[-1].startswith("neurons of 1 block are shared"), said
+    said.clear()
+    sharing.step_ended(is_idle=True)
+    # Both take as long for their neurons; the heads are none of the pool's jobs any more.
+    worked(WINDOW_JOBS, torch=1.0, numpy=1.0)
+    sharing.step_ended(is_idle=True)
+    assert said == []
