@@ -17,7 +17,7 @@ from coterie.clock import Clock, SystemClock
 from coterie.errors import BackendError, CoterieError
 from coterie.heads.dealing import count_of, joined, part_inner, part_inputs, part_shape, part_weights
 from coterie.heads.lead import JobTime, Lead
-from coterie.heads.verifying import VERIFY_EVERY, wrong_gradient, wrong_row
+from coterie.heads.verifying import VERIFY_EVERY, is_finite, wrong_gradient, wrong_row
 from coterie.logs import get_logger
 from coterie.profiles.backend_profile import Strategy
 
@@ -149,6 +149,10 @@ class BackendPool:
         wait(waiting.values())
         return {name: future.result() for name, future in waiting.items()}
 
+    def beside(self, work: Callable[[], _T]) -> "Future[_T]":
+        """Begin other work in a backend's thread, while all are idle: another might not start under a memory limit."""
+        return next(iter(self._threads.values())).submit(work)
+
     def run_forward(self, jobs: Sequence[PartJob]) -> list[tuple[Outputs, PartSaved]]:
         """Run all jobs at once; results in their order."""
         self._begin()
@@ -171,7 +175,7 @@ class BackendPool:
         """
         calls = [(part, gradient, need, inner) for part, inner in zip(parts, inner_gradients, strict=True)]
         self._begin()
-        waiting = [self._submit(call[0].backend, self._backward, call, _is_finite) for call in calls]
+        waiting = [self._submit(call[0].backend, self._backward, call, is_finite) for call in calls]
         self._wait(waiting)
         results = [self._backward_result(call, future) for call, future in zip(calls, waiting, strict=True)]
         self._tell_wrong()
@@ -225,7 +229,7 @@ class BackendPool:
             dropped.popleft().release()
 
     def _submit(
-        self, name: str, work: Callable[[Backend, _T], _R], argument: _T, is_finite: Callable[[_R], bool]
+        self, name: str, work: Callable[[Backend, _T], _R], argument: _T, finite: Callable[[_R], bool]
     ) -> "Future[tuple[_R, bool]] | None":
         """The work in a backend's thread, with whether its result is finite; None if it has been left out."""
         backend = self._backends.get(name)
@@ -237,7 +241,7 @@ class BackendPool:
             try:
                 self._release_dropped(name)
                 result = work(backend, argument)
-                return result, is_finite(result)  # here, where the others need not wait for it
+                return result, finite(result)  # here, where the others need not wait for it
             finally:
                 busy_s = self._clock.now() - start_s
                 self._times[name] = JobTime(wall_s=busy_s, cpu_s=thread_time() - start_cpu_s)
@@ -298,7 +302,7 @@ class BackendPool:
         # Whoever has failed has lost what it kept: once more from the inputs.
         _, again = self._forward_in_torch(part.job)
         grads = self._backward(self._torch, (again, *call[1:]))
-        if reason and _is_finite(grads):
+        if reason and is_finite(grads):
             self._bypass(part.backend, reason)
             self._wrong = (part.backend, reason) if finite else self._wrong
         return grads
@@ -374,11 +378,6 @@ _REPEATED = ""
 
 def _is_finite_forward(result: tuple[Outputs, PartSaved]) -> bool:
     return bool(np.isfinite(result[0].y).all())
-
-
-def _is_finite(grads: Gradients) -> bool:
-    arrays = (*(() if grads.x is None else (grads.x,)), *grads.weights.values(), *grads.added.values())
-    return all(bool(np.isfinite(array).all()) for array in arrays)
 
 
 def _shapes_of(job: PartJob) -> list[Shape]:

@@ -3,7 +3,6 @@
 import itertools
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import msgspec
@@ -152,7 +151,7 @@ class _Split(torch.autograd.Function):
         inners = [None if inner is None else part_inner(layer.shape, inner, part) for part in layer.parts]
         found = layer.pool.run_backward(parts, _array(gradient), need, inners)
         xs = [grads.x for grads in found if grads.x is not None]
-        weights = _joined([grads.weights for grads in found])
+        weights = _joined(layer.pool, [grads.weights for grads in found])
         added = joined([grads.added for grads in found])
         arrays = [
             _sum(xs) if need.x else None,
@@ -206,7 +205,6 @@ class _Held:
 
 _HELD: "weakref.WeakValueDictionary[int, _Held]" = weakref.WeakValueDictionary()
 _NUMBERS = itertools.count()
-_HELPER = ThreadPoolExecutor(1, thread_name_prefix="joining gradients")
 
 
 def _array(tensor: Tensor) -> Array:
@@ -218,12 +216,12 @@ def _tensor(array: Array, device: torch.device) -> Tensor:
     return torch.from_numpy(array if array.flags.writeable else array.copy()).to(device)
 
 
-def _joined(parts: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
+def _joined(pool: BackendPool, parts: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
     """Weights' gradients of all parts, every other one of them in a thread: megabytes, while the backends are idle."""
     names = list(parts[0])
     if len(parts) == 1 or not names:
         return joined(parts)
-    helped = _HELPER.submit(joined, [{name: part[name] for name in names[1::2]} for part in parts])
+    helped = pool.beside(lambda: joined([{name: part[name] for name in names[1::2]} for part in parts]))
     own = joined([{name: part[name] for name in names[::2]} for part in parts])
     return own | helped.result()
 

@@ -20,6 +20,12 @@ VERIFIED = 1e-3
 """Relative difference up to which a backend is believed; those that work differ by some 1e-6."""
 
 
+def is_finite(grads: Gradients) -> bool:
+    """Whether all gradients are."""
+    arrays = (*(() if grads.x is None else (grads.x,)), *grads.weights.values(), *grads.added.values())
+    return all(bool(np.isfinite(array).all()) for array in arrays)
+
+
 def wrong_row(torch: TorchBackend, job: "PartJob", row: int | None, outputs: Outputs) -> str:
     """What is wrong with a row of a forward, or nothing; None: none is to be looked at."""
     if row is None:
