@@ -92,9 +92,10 @@ class WorkerLostError(CoterieError):
     """A worker's connection ended, fell silent or reported an error in mid-run.
 
     Training goes on over the workers that are left; this error ends it where those cannot hold the model and no
-    worker has joined within `cluster.rejoin_s`, and in side-tuning, `predict` and `evaluate` at once. Start the worker
-    again and repeat the command with `--resume`, also with another number of workers; the loss curve continues as if
-    nothing had happened. If it was killed without a word, the system ran out of memory: give it a smaller budget.
+    worker has joined within `cluster.rejoin_s`. Side-tuning waits as long for each that is lost, unless the run had
+    started it itself; `predict` and `evaluate` end at once. Start the worker again and repeat the command with
+    `--resume`, also with another number of workers; the loss curve continues as if nothing had happened. If it was
+    killed without a word, the system ran out of memory: give it a smaller budget.
     """
 
     slug = "worker-lost"

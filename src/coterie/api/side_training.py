@@ -88,6 +88,7 @@ def run_side(job: Job, record: SideRunRecord | None, observer: RunObserver, sink
         run.session.pausing.refuse("the server of a side-tuning run trains by itself")
         run.session.open_desk(desk)
         front.end_with = run.end_with
+        front.own_link = run.session.own_link
         return asyncio.run(run.execute())
 
 

@@ -121,7 +121,8 @@ class ClusterSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         Meta(
             ge=0,
             description="Seconds for which workers that lose the coordinator try to come back, and for which the "
-            "coordinator waits for one when those that are left cannot hold the model.",
+            "coordinator waits for one when those that are left cannot hold the model, in side-tuning for any that is "
+            "lost.",
         ),
     ] = 600.0
     replicate_every: Annotated[

@@ -52,6 +52,14 @@ class Inbox:
         losses, self.losses = self.losses, []
         return losses
 
+    def forget(self) -> None:
+        """What was said and lost so far means nothing any more; what came from outside still does."""
+        self.losses, self._unheard = [], None
+        for _ in range(self._events.qsize()):
+            event = self._events.get_nowait()
+            if isinstance(event, CoterieError):
+                self._events.put_nowait(event)
+
     def wake(self) -> None:
         """Let `next_event_or_wake` return: whoever waits for workers' words has something else to look at."""
         self._events.put_nowait(None)

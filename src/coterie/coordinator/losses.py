@@ -33,6 +33,11 @@ def take_losses(inbox: Inbox, error: CoterieError) -> list[Loss]:
     return losses
 
 
+def may_return(loss: Loss) -> bool:
+    """Whether a worker was cut off or killed, and somebody is there who may start it again."""
+    return isinstance(loss.error, NetworkError | WorkerLostError) and not loss.member.is_owner
+
+
 def lost_meanwhile(inbox: Inbox) -> list[Loss]:
     """What was lost while a plan was made, and is not to have a part in it.
 

@@ -29,12 +29,7 @@ from coterie.coordinator.hellos import read_hello, refuse
 from coterie.coordinator.inbox import Inbox
 from coterie.coordinator.member import Event, Loss, Member, lost_error, reported_error, tell_end
 from coterie.coordinator.plain_words import plain_words
-from coterie.errors import (
-    CoterieError,
-    JoinRefusedError,
-    ProtocolError,
-    WorkerLostError,
-)
+from coterie.errors import CoterieError, JoinRefusedError, ProtocolError, WorkerLostError
 from coterie.ids import COORDINATOR, RunId, WorkerId
 from coterie.jobs.roles import WorkerRole
 from coterie.logs import get_logger
@@ -140,7 +135,8 @@ class Members(Inbox):
 
     async def _settle_twin(self, hello: Hello) -> None:
         """Two links by one identity: if the older one lives, the newcomer has a copy; if not, it has come back."""
-        older = next((member for member in self.by_id.values() if _same_device(member.hello, hello)), None)
+        same = (member for member in self.by_id.values() if hello.identity and member.hello.identity == hello.identity)
+        older = next(same, None)
         if older is None or older.is_gone:
             return
         if await lives(older.link, min(1.5 * self._heartbeat_s + ANSWER_S, ANSWER_LIMIT_S)):
@@ -156,8 +152,7 @@ class Members(Inbox):
 
     def _check_seat(self, hello: Hello, seats: int) -> None:
         """One server in a run of side-tuning, none in others; and a device must not take the server's place."""
-        taken = len(self.with_role(hello.role))
-        if taken < seats:
+        if sum(not member.is_gone for member in self.with_role(hello.role)) < seats:
             return
         self._door.turn_away(hello)
         raise JoinRefusedError(
@@ -198,8 +193,8 @@ class Members(Inbox):
             (self.on_met if self._gathering else self.on_joined)(member)
             while True:
                 frame = await member.link.receive()
-                if member.is_gone and self.survives:
-                    continue
+                if member.is_gone and (self.survives or member.link.is_closed):
+                    continue  # what it said before its link was cut
                 self._door.heard(member.hello)
                 member.bytes_heard = member.link.bytes_received
                 self._state = apply(self._state, Heard(worker=member.worker, at_s=self._clock.now()))
@@ -351,6 +346,15 @@ class Members(Inbox):
         self._needed = frozenset(self.by_id)
         return list(self.by_id.values())
 
+    def begin_again(self, seats: Mapping[WorkerRole, int]) -> None:
+        """Cut all links: whoever is still there dials again, and is waited for (`wait_for`) as before the run began."""
+        for member in self.by_id.values():
+            member.is_gone = True
+            member.link.abort()
+        self.by_id, self._state = {}, ClusterState()
+        self.forget()
+        self._seats, self._gathering = seats, True
+
     def check_silence(self) -> None:
         """Give up workers that have been silent for too long. A large frame on a slow link is no silence."""
         now_s = self._clock.now()
@@ -394,7 +398,3 @@ class Members(Inbox):
         """Tell every worker goodbye with `message`; workers that are gone are skipped."""
         self._closing = True
         await asyncio.gather(*(tell_end(member, message) for member in tuple(self.by_id.values())))
-
-
-def _same_device(one: Hello, other: Hello) -> bool:
-    return bool(other.identity) and one.identity == other.identity

@@ -74,9 +74,10 @@ class Session:
             self.clock,
             heartbeat_s=self._cluster.heartbeat_s,
             silence_limit_s=self._cluster.heartbeat_timeout_s,
-            rejoin_s=self._cluster.rejoin_s if self._goes_on else 0.0,
+            rejoin_s=0.0 if job.forward_only else self._cluster.rejoin_s,
             seats=_seats(job),
         )
+        self._wanted = self._cluster.workers_expected
         self.members.on_left = lambda member, error: observer.notice(
             f"{member.hello.name} left before the run began, its place is free again: {error.message}"
         )
@@ -188,7 +189,7 @@ class Session:
 
     async def gather(self) -> None:
         """Publish the join link and wait for the workers."""
-        wanted = self._cluster.workers_expected
+        wanted = self._wanted
         local = self._cluster.listen_host in ("127.0.0.1", "localhost", "::1")
         join = JoinLink(
             hosts=("127.0.0.1",) if local else own_addresses(),
@@ -202,11 +203,22 @@ class Session:
         self._observer.notice(f"waiting for {wanted} worker{'s' if wanted > 1 else ''}")
         await self.members.wait_for(wanted, self._cluster.join_timeout_s)
 
+    async def gather_again(self, *, server_alone: bool) -> None:
+        """Wait for whoever was lost, and for all others: their links are cut, so that they begin as in a resumed run.
+
+        Raises:
+            JoinRefusedError: Somebody has not come within `cluster.rejoin_s`.
+        """
+        seats: dict[WorkerRole, int] = {"device": 0, "server": 1} if server_alone else _seats(self._job)
+        self._wanted = sum(seats.values())
+        self.members.begin_again(seats)
+        await self.members.wait_for(self._wanted, self._cluster.rejoin_s)
+
     def _met(self, member: Member) -> None:
         """A worker is here before the run begins. The run's own need no word: nobody waits for their owners."""
         self._acquaintances.met([member])
         if not member.is_owner:
-            wanted = counted(self._cluster.workers_expected, "worker")
+            wanted = counted(self._wanted, "worker")
             self._observer.notice(f"{member.hello.name} has joined, {len(self.members.by_id)} of {wanted}")
 
     def _present(self) -> tuple[Member, ...]:

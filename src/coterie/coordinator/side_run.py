@@ -16,7 +16,9 @@ from coterie.cluster.side_messages import (
     SideStage,
 )
 from coterie.coordinator.job import Job
+from coterie.coordinator.losses import may_return, take_losses
 from coterie.coordinator.observer import RunObserver
+from coterie.coordinator.run import door_of
 from coterie.coordinator.session import Session
 from coterie.coordinator.side_assignment import Held, assign_server, check_trained, side_terms
 from coterie.coordinator.side_base import read_base, write_base
@@ -26,12 +28,12 @@ from coterie.coordinator.side_feeding import Due, SideFeeder, sent_tokens
 from coterie.coordinator.side_planning import ServerForecast, forecast_server, make_side_plan
 from coterie.coordinator.side_pump import SidePump
 from coterie.coordinator.side_record import SideRunRecord, write_side_run
-from coterie.errors import CheckpointError, CoterieError
-from coterie.metrics.records import PlanRecord, StartRecord, SummaryRecord
+from coterie.errors import CheckpointError, CoterieError, JoinRefusedError
+from coterie.metrics.records import FaultRecord, PlanRecord, StartRecord, SummaryRecord
 from coterie.planner.plan import Plan
 from coterie.sidetuning.readout import TokenSelector
 from coterie.tensors.codecs import decode
-from coterie.units import counted
+from coterie.units import counted, format_seconds
 
 
 class SideOutcome(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -66,7 +68,8 @@ class SideRun:
         self._is_additive = self._side.mode == "additive"
         self._base = read_base(self._folder) if record is not None and self._is_additive else {}
         self._devices_may_leave = False
-        self.session = Session(job, observer, clock=clock)
+        self._in_memory = False
+        self.session = Session(job, observer, clock=clock, door=door_of(job.recipe, clock))
 
     async def execute(self) -> SideOutcome:
         """Run to the end, or to where the server goes on alone.
@@ -75,21 +78,48 @@ class SideRun:
             InterruptedRunError: A stop was requested; what the server has stays.
             CoterieError: What ended the run; what the server has stays.
         """
-        return await self.session.run(self._train, advice=lambda: "what the server has is kept: continue with --resume")
+        return await self.session.run(self._run, advice=lambda: "what the server has is kept: continue with --resume")
 
     def end_with(self, error: CoterieError) -> None:
         """See `Session.end_with`. Once devices may leave, how a process ends is news only if the server's link ends."""
         if not self._devices_may_leave:
             self.session.end_with(error)
 
-    async def _train(self) -> SideOutcome:
-        session, job = self.session, self._job
-        if not any(worker.role == "server" for worker in job.recipe.cluster.local_workers):
+    async def _run(self) -> SideOutcome:
+        if not any(worker.role == "server" for worker in self._job.recipe.cluster.local_workers):
             self._observer.notice("one of the workers is the server: `coterie worker LINK --role server`")
-        await session.gather()
+        await self.session.gather()
+        while True:
+            try:
+                return await self._train()
+            except CoterieError as error:
+                await self._gather_again(error)
+
+    async def _gather_again(self, error: CoterieError) -> None:
+        """Wait for workers that were lost; what was done so far is then found as a resumed run finds it.
+
+        Raises:
+            CoterieError: `error`, if nobody is to be waited for, or did not come.
+        """
+        losses, limit_s = take_losses(self.session.members, error), self._job.recipe.cluster.rejoin_s
+        is_in_vain = self._devices_may_leave and self._in_memory  # its cache went with the server
+        if not limit_s or is_in_vain or not all(may_return(loss) for loss in losses):
+            raise error
+        self._observer.record(FaultRecord(slug=error.slug, message=error.message))
+        names = " and ".join(dict.fromkeys(loss.member.hello.name for loss in losses))
+        self._observer.notice(f"{error.message}: waiting for {names} to come back, {format_seconds(limit_s)} at most")
+        try:
+            await self.session.gather_again(server_alone=self._devices_may_leave)
+        except JoinRefusedError:
+            raise error from None
+
+    async def _train(self) -> SideOutcome:
+        """Go on from what the server has to the end, with the workers that are in."""
+        session, job = self.session, self._job
         (server,) = session.members.with_role("server")
         selector = TokenSelector(job.spec, self._side)
         ready, held = await assign_server(job, session.members, server, selector, self._evaluated)
+        self._in_memory = ready.in_memory
         forecast = forecast_server(job, server, ready, self._cached_tokens(selector))
         plan, micro_batches = await self._plan_devices(ready.step, held, forecast)
         feeder = SideFeeder(job, selector, micro_batches)

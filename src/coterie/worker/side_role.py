@@ -122,8 +122,8 @@ class ServerRole:
             on_failure=self._fail_from_thread,
             on_alone=self._leave_from_thread,
         )
+        self._server = server  # before it is built: if the link breaks meanwhile, `end` must close its cache
         ready = await asyncio.to_thread(server.build, tensors)
-        self._server = server
         await asyncio.to_thread(self._outbox.post, ready)
 
     async def _go_alone(self, message: GoAlone, server: SideServer) -> None:
@@ -140,3 +140,4 @@ class ServerRole:
         """See `SideServer.end`."""
         if self._server is not None:
             self._server.end(patience_s)
+            self._server = None  # it holds memory, and another one may follow

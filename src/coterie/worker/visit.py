@@ -125,7 +125,7 @@ class Visit:
     @property
     def rejoin_s(self) -> float:
         """How long the coordinator wants this worker to try to come back; 0: not at all."""
-        return 0.0 if self._server is not None else self._welcome.rejoin_s
+        return self._welcome.rejoin_s
 
     def _limit_memory(self, limit_bytes: int) -> bool:
         device_type = self._settings.device_type

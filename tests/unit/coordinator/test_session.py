@@ -4,7 +4,6 @@ import asyncio
 import socket
 from types import SimpleNamespace
 
-import msgspec
 import pytest
 
 from coterie.api.quiet import QuietObserver
@@ -47,7 +46,7 @@ def test_each_device_that_joins_is_named_with_how_many_are_here_and_the_runs_own
 
     observer = Listener()
     session = Session(job, observer, door=Door())
-    session._cluster = msgspec.structs.replace(session._cluster, workers=3)
+    session._wanted = 3
     joined("local-1", is_owner=True)
     joined("phone", is_owner=False)
     assert observer.notices == ["phone has joined, 2 of 3 workers"]
