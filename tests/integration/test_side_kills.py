@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 
 from coterie.coordinator import side_assignment
-from coterie.errors import CheckpointError, WorkerLostError
+from coterie.errors import ActivationCacheError, CheckpointError, WorkerLostError
 from coterie.metrics.records import StepRecord
 from coterie.worker import side_intake
 from coterie.worker.settings import WorkerSettings
@@ -130,6 +130,14 @@ def test_the_coordinator_may_leave_and_fetch_later(tmp_path, make_recipe, cluste
     assert_equal(trained_in(result.model_folder), unharmed)
     with pytest.raises(CheckpointError, match="finished"):
         run(make_recipe(tmp_path / "run", resume=True, **options), cluster(server))
+
+
+def test_a_server_without_a_folder_is_not_left_alone_with_what_it_would_lose(tmp_path, make_recipe, cluster, run):
+    watcher = cluster(WorkerSettings(name="phone"), WorkerSettings(name="server", role="server"))
+    with pytest.raises(ActivationCacheError, match="server keeps its cache in memory") as refused:
+        run(make_recipe(tmp_path / "run", **OPTIONS | {"leave_after_collect": True}), watcher)
+    assert "--cache-folder" in refused.value.hint
+    assert watcher.losses == []
 
 
 def test_a_second_run_over_the_same_data_needs_no_new_activations(

@@ -12,7 +12,7 @@ from coterie.coordinator.members import Members
 from coterie.coordinator.shards import ShardSource, send_unit
 from coterie.coordinator.side_feeding import sent_tokens
 from coterie.coordinator.side_record import SideTerms
-from coterie.errors import ProtocolError
+from coterie.errors import ActivationCacheError, ProtocolError
 from coterie.models import config_of
 from coterie.sidetuning.readout import TokenSelector
 from coterie.sidetuning.side_network import PREFIX, SideNetwork
@@ -35,6 +35,7 @@ async def assign_server(
         evaluated: Splits that it is to hold beside the training data.
 
     Raises:
+        ActivationCacheError: It is to go on alone, and has no folder for what it trains.
         CoterieError: It failed, or said something else.
     """
     side = job.recipe.side
@@ -67,6 +68,13 @@ async def assign_server(
     tensors = {spec.name: decode(spec, data) for spec, data in zip(specs, event.frame.buffers, strict=True)}
     if set(tensors) != set(splits):
         raise ProtocolError(f"{server.hello.name} said of which rows it has for {', '.join(tensors) or 'nothing'}")
+    if side.leave_after_collect and event.message.in_memory:
+        raise ActivationCacheError(
+            f"{server.hello.name} keeps its cache in memory: nothing would stay of what it trains once this command has "
+            "ended (leave_after_collect)",
+            hint="start it with `coterie worker LINK --role server --cache-folder FOLDER`, or leave "
+            "leave_after_collect out",
+        )
     return event.message, {split: frozenset(tensors[split].tolist()) for split in splits}
 
 

@@ -25,7 +25,7 @@ def check_shape(batch: ActivationBatch, layout: CacheLayout) -> None:
     if not bool(batch.taps.isfinite().all()):
         raise ModelError(
             f"the backbone's activations of samples {batch.samples.tolist()} hold NaN or infinity",
-            hint="compute in float32 on the device (`compute_dtype`), and check the rows",
+            hint="check the model: do its weights hold NaN, or do they overflow in plain transformers, too?",
         )
 
 

@@ -82,7 +82,8 @@ def reads_of(spec: ModelSpec) -> Reads:
     raise UnsupportedModelError(
         f"the output layer of {type(stage.module).__name__} reads several tokens of a row at once, and side-tuning "
         "sends the one that is read",
-        hint='use a model that reads the first or the last token (ModernBERT: classifier_pooling = "cls")',
+        hint="use a model that reads the first or the last token (ModernBERT: "
+        'classifier_pooling = "cls" in its config.json)',
     )
 
 
