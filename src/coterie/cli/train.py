@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json(
             {
-                "model": str(result.model_folder),
+                "model": str(result.model_folder) if result.model_folder.exists() else None,
                 "run": str(result.run_folder),
                 "summary": result.summary,
                 "losses": result.losses,

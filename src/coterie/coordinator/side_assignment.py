@@ -70,8 +70,8 @@ async def assign_server(
         raise ProtocolError(f"{server.hello.name} said of which rows it has for {', '.join(tensors) or 'nothing'}")
     if side.leave_after_collect and event.message.in_memory:
         raise ActivationCacheError(
-            f"{server.hello.name} keeps its cache in memory: nothing would stay of what it trains once this command has "
-            "ended (leave_after_collect)",
+            f"{server.hello.name} keeps its cache in memory: nothing would stay of what it trains once this command "
+            "has ended (leave_after_collect)",
             hint="start it with `coterie worker LINK --role server --cache-folder FOLDER`, or leave "
             "leave_after_collect out",
         )
