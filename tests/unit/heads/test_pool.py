@@ -222,6 +222,16 @@ def test_weights_are_sent_again_only_when_they_have_changed(faulty, told):
     assert len(loads) == 3
 
 
+def test_the_threads_begin_with_the_pool_and_other_work_needs_none_of_its_own(faulty):
+    before = set(threading.enumerate())
+    with BackendPool([faulty]) as pool:
+        begun = set(threading.enumerate()) - before
+        assert len(begun) == 1, "later an enforced memory limit might leave no room for its stack"
+        assert pool.beside(threading.current_thread).result() in begun
+        assert pool.call("faulty", lambda _: threading.current_thread()) in begun
+        assert set(threading.enumerate()) - before == begun
+
+
 def test_a_closed_pool_has_no_threads(faulty):
     pool = BackendPool((faulty,))
     run(pool, ATTENTION, {"faulty": 6})
