@@ -29,6 +29,7 @@ from coterie.coordinator.hellos import read_hello, refuse
 from coterie.coordinator.inbox import Inbox
 from coterie.coordinator.member import Event, Loss, Member, lost_error, reported_error, tell_end
 from coterie.coordinator.plain_words import plain_words
+from coterie.coordinator.too_few import too_few
 from coterie.errors import CoterieError, JoinRefusedError, ProtocolError, WorkerLostError
 from coterie.ids import COORDINATOR, RunId, WorkerId
 from coterie.jobs.roles import WorkerRole
@@ -337,10 +338,7 @@ class Members(Inbox):
             if not self._events.empty() and isinstance(event := self._events.get_nowait(), CoterieError):
                 raise event
             if self._clock.now() > deadline_s:
-                raise JoinRefusedError(
-                    f"{len(self.by_id)} of {counted(count, 'worker')} joined within {timeout_s:.0f} s",
-                    hint="start `coterie worker LINK` on the missing devices, or lower cluster.workers",
-                )
+                raise too_few(self.by_id.values(), count, timeout_s, self._seats)
             await asyncio.sleep(JOIN_POLL_S)
         self._gathering = False
         self._needed = frozenset(self.by_id)

@@ -27,6 +27,9 @@ BACKBONE = "backbone"
 
 FORMAT = 1
 
+FETCH_AGAIN = "delete the folder and repeat `coterie train` with --resume: its server still has what was trained"
+"""What to do about a damaged folder: `coterie export` has nothing that it could write a side network from."""
+
 
 class SideConfig(msgspec.Struct, frozen=True, kw_only=True):
     """What the file holds.
@@ -74,7 +77,7 @@ def read_side_config(folder: Path) -> SideConfig | None:
     try:
         config = msgspec.json.decode(path.read_bytes(), type=SideConfig)
     except (OSError, msgspec.DecodeError) as error:
-        raise ModelError(f"{path} cannot be read: {error}", hint="export the run again") from error
+        raise ModelError(f"{path} cannot be read: {error}", hint=FETCH_AGAIN) from error
     if config.format > FORMAT:
         raise ModelError(
             f"{path} is of format {config.format}, and this version reads up to {FORMAT}",

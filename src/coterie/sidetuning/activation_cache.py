@@ -32,6 +32,7 @@ StepKey: TypeAlias = tuple[int, ...]
 _INDEX_BYTES_PER_TOKEN = 64
 """What a record takes at most, in ordinary tasks, for a token: id, count, checksum, label, its share of the rest."""
 _QUOTA_HINT = "raise the quota, or keep less: upload in int8 or int4, a later first layer, token selection if it is off"
+_OLD_ROWS_HINT = "; activations of data that are used no more stay in the cache: another folder begins without them"
 
 
 class ActivationCache:
@@ -223,7 +224,7 @@ class ActivationCache:
             raise ActivationCacheError(
                 f"the activations of {what} need {format_bytes(needed_bytes)}; of the cache's quota of "
                 f"{format_bytes(self.quota_bytes)}, {format_bytes(self.used_bytes)} are used",
-                hint=_QUOTA_HINT,
+                hint=f"{_QUOTA_HINT}{_OLD_ROWS_HINT if self._places else ''}",
             )
 
     def _compare(self, given: ActivationBatch, step_key: StepKey) -> None:

@@ -15,7 +15,14 @@ from torch import Tensor, nn
 
 from coterie.errors import ModelError
 from coterie.jobs.model_spec import ModelSpec
-from coterie.jobs.side_folder import FIRST_TASK_LAYERS, SIDE_CONFIG, SIDE_NETWORK, SideConfig, read_side_config
+from coterie.jobs.side_folder import (
+    FETCH_AGAIN,
+    FIRST_TASK_LAYERS,
+    SIDE_CONFIG,
+    SIDE_NETWORK,
+    SideConfig,
+    read_side_config,
+)
 from coterie.models import PackedWeights, RandomKey, StageModule, WeightStore, build_stage, describe
 from coterie.models.stubs import hidden_result
 from coterie.models.trained import ReplacedWeights, read_tensors
@@ -164,7 +171,7 @@ def load_side_network(folder: Path) -> SideNetwork:
         raise ModelError(
             f"{folder / SIDE_NETWORK} does not hold what {SIDE_CONFIG} describes: {wrong[0]} is "
             f"{found.get(wrong[0], 'not there')} and should be {expected.get(wrong[0], 'absent')}",
-            hint="export the run again",
+            hint=FETCH_AGAIN,
         )
     network.load_state_dict({name: tensor.to(torch.float32) for name, tensor in tensors.items()})
     return network

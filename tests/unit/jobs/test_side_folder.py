@@ -24,8 +24,9 @@ def test_other_folders_have_none(tmp_path: Path) -> None:
 
 def test_a_damaged_one_is_refused(tmp_path: Path) -> None:
     (tmp_path / SIDE_CONFIG).write_text('{"backbone": 3}')
-    with pytest.raises(ModelError, match="cannot be read"):
+    with pytest.raises(ModelError, match="cannot be read") as refused:
         read_side_config(tmp_path)
+    assert "--resume" in refused.value.hint
 
 
 def test_one_of_a_newer_format_is_refused(tmp_path: Path) -> None:

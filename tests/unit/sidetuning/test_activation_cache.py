@@ -139,6 +139,7 @@ def test_a_batch_that_exceeds_the_quota_is_refused_with_numbers_and_the_cache_go
     ) as caught:
         cache.put(batch_of(range(10, 30)), (1, 0))
     assert "raise the quota" in caught.value.hint
+    assert "data that are used no more" in caught.value.hint
     cache.put(batch_of([2]), (2, 0))
     assert same(cache.read([2, 3]), batch_of([2, 3]))
     assert cache.used_bytes <= cache.quota_bytes
