@@ -73,6 +73,8 @@ def test_the_plot_is_a_picture(told, base_model, tmp_path):
         (("--threads", "0"), 2, "--threads is 0"),
         (("--backends", ","), 2, "--backends names none"),
         (("--backends", "abacus"), 19, "abacus"),
+        (("--backends", "torch+abacus"), 19, "no backend abacus"),
+        (("--backends", "auto,torch"), 2, "auto means all of them"),
     ],
 )
 def test_wrong_wishes_are_named(answer, base_model, words, exit_code, message):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from coterie.cli.formatting import aligned, print_json
 from coterie.cli.parser import Parser
+from coterie.cli.worker import backend_names
 from coterie.errors import UsageError
 from coterie.units import counted, format_seconds
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
     from coterie.api import BackendsProfile
     from coterie.planner.head_allocation import HeadAllocation, PartAllocation
-    from coterie.profiles.backend_profile import ShareTiming
+    from coterie.profiles.backend_profile import ShareTiming, Together
 
 
 def add_parser(verbs: "argparse._SubParsersAction[Parser]") -> Parser:
@@ -36,7 +37,7 @@ def add_parser(verbs: "argparse._SubParsersAction[Parser]") -> Parser:
         default="full",
         help="full: weights are trained, and so sent to a backend for each micro-batch; lora: they stay there",
     )
-    parser.add_argument("--backends", default="auto", metavar="NAMES", help="names with commas between; auto: all")
+    parser.add_argument("--backends", default="auto", metavar="NAMES", help="names with + or commas between; auto: all")
     parser.add_argument(
         "--threads", type=int, default=1, help="processor threads that each backend may take (default 1)"
     )
@@ -50,9 +51,7 @@ def run(args: argparse.Namespace) -> int:
     for flag in ("rows", "tokens", "threads"):
         if getattr(args, flag) < 1:
             raise UsageError(f"--{flag} is {getattr(args, flag)}", hint=f"give --{flag} 1 or more")
-    names = tuple(name.strip() for name in args.backends.split(",") if name.strip())
-    if not names:
-        raise UsageError("--backends names none", hint="write --backends auto, or names such as torch,opencl")
+    names = backend_names(args.backends)
     from coterie import api  # noqa: PLC0415 - imports torch: seconds, and a wrong flag should be told at once
     from coterie.metrics.rows_display import RowsDisplay  # noqa: PLC0415
 
@@ -103,11 +102,18 @@ def _text(found: "BackendsProfile", method: str) -> str:
     if profile.neurons:
         columns = {backend.name: backend.neurons for backend in profile.backends}
         parts.append("\nfeed-forward neurons, ms\n" + _table("neurons", columns))
+    beside = [(tried.part, _times(tried)) for tried in profile.together if tried.slowed]
+    if beside:
+        parts.append("\nside by side, times as long as alone\n" + aligned(beside))
     notes = [(b.name, f"{part}: {note}") for b in profile.backends for part, note in b.notes.items()]
     if notes:
         parts.append("\nnot wholly measured\n" + aligned(notes))
     parts.append(f"\nallocation\n{_allocation(found.allocation)}")
     return "\n".join(parts)
+
+
+def _times(tried: "Together") -> str:
+    return ", ".join(f"{name} {times:.2f}" for name, times in tried.slowed.items())
 
 
 def _heads_title(heads: int, groups: int) -> str:
@@ -153,6 +159,5 @@ def _shares(part: "PartAllocation") -> str:
 
 
 def _prediction(seconds: float, single_s: float, single: str) -> str:
-    return (
-        f"{format_seconds(seconds)}; {single} alone {format_seconds(single_s)}: {single_s / seconds:.2f} times as fast"
-    )
+    faster = single_s / seconds if seconds else 1.0
+    return f"{format_seconds(seconds)}; {single} alone {format_seconds(single_s)}: {faster:.2f} times as fast"

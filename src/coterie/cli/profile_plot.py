@@ -64,8 +64,17 @@ def _draw_timings(axes: "Axes", columns: dict[str, Sequence[ShareTiming]], alloc
     if allocation is not None:
         axes.axhline(allocation.predicted_s * 1e3, color=_GREY, linewidth=1, linestyle=":", label="scheduler")
     _decorate(axes)
+    compared = [timings[-1] for timings in columns.values() if timings and timings[-1].count == _largest(columns)]
+    if compared:
+        # One that was given up after its first share, a hundred times as slow, would press all others to the ground.
+        axes.set_ylim(top=1.15e3 * max(max(timing.fused_s, timing.each_s or 0.0) for timing in compared) or None)
     if columns and any(columns.values()):
         axes.legend(frameon=False, fontsize=8)
+
+
+def _largest(columns: dict[str, Sequence[ShareTiming]]) -> int:
+    """The count that the whole part is: that of whoever was measured with most."""
+    return max(timings[-1].count for timings in columns.values() if timings)
 
 
 def _draw_bars(axes: "Axes", found: "BackendsProfile") -> None:

@@ -105,7 +105,7 @@ def settings_from(args: argparse.Namespace) -> WorkerSettings:
         device_type=args.device,
         direct_links=not args.no_direct_links,
         measure_again=args.measure_again,
-        backends=_backends(args.backends),
+        backends=backend_names(args.backends),
         role=args.role,
         cache_folder=_cache_folder(args),
         parent=int(os.environ.pop(PARENT_VARIABLE, "0")),
@@ -145,7 +145,8 @@ def _size(text: str, flag: str) -> int:
         raise UsageError(f"{flag}: {error}", hint="write a size such as 600MiB") from error
 
 
-def _backends(text: str) -> tuple[str, ...]:
+def backend_names(text: str) -> tuple[str, ...]:
+    """Of `--backends`."""
     names = tuple(dict.fromkeys(name.strip() for name in text.replace("+", ",").split(",") if name.strip()))
     if not names:
         raise UsageError("--backends names none", hint="write --backends auto, or names such as torch,opencl")
