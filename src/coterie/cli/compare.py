@@ -79,16 +79,18 @@ def compare(
     args: argparse.Namespace,
 ) -> int:
     """Compare and print; exit code 7 if nothing fits."""
-    from coterie.cli.described import facts_of  # noqa: PLC0415 - see cli.main
+    from coterie.cli.console import PlainConsole  # noqa: PLC0415 - see cli.main
+    from coterie.cli.described import facts_of  # noqa: PLC0415
     from coterie.coordinator.comparing import Described, ways_request  # noqa: PLC0415
     from coterie.errors import DoesNotFitError  # noqa: PLC0415
     from coterie.planner.explain_ways import explain_ways, ways_table  # noqa: PLC0415
     from coterie.planner.ways import compare_ways  # noqa: PLC0415
 
+    console = PlainConsole(as_json=args.json)
     described = Described(devices=devices, links=links, owner=args.owner, server=args.server)
 
     def facts(wanted: "Recipe") -> "PlanFacts":
-        return facts_of(wanted, as_json=args.json)
+        return facts_of(wanted, console)
 
     request = ways_request(recipe, side, described, facts)
     ways = compare_ways(request)

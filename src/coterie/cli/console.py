@@ -84,6 +84,7 @@ class PlainConsole(ConsoleObserver):
 
     def __init__(self, *, as_json: bool, shows_progress: bool = False) -> None:
         super().__init__(as_json=as_json, qr=False)
+        self._said: set[str] = set()
         self._rows = RowsDisplay(sys.stderr) if shows_progress and sys.stderr.isatty() else None
 
     def __enter__(self) -> Self:
@@ -95,7 +96,10 @@ class PlainConsole(ConsoleObserver):
         self.close()
 
     def notice(self, text: str) -> None:
-        """Print a line, above the bar if there is one."""
+        """Print a line, above the bar if there is one; once, where a verb looks at one model and data twice."""
+        if text in self._said:
+            return
+        self._said |= {text} if text else set()
         if self._rows is not None:
             self._rows.hide()
         super().notice(text)

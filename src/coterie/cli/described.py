@@ -3,22 +3,25 @@
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from coterie.cli.console import PlainConsole
     from coterie.config.recipe import Recipe
     from coterie.coordinator.plan_facts import PlanFacts
 
 
-def facts_of(recipe: "Recipe", *, as_json: bool) -> "PlanFacts":
+def facts_of(recipe: "Recipe", console: "PlainConsole") -> "PlanFacts":
     """Model, data and this machine's speed: kept from an earlier command, else counted and measured now.
+
+    Args:
+        recipe: Whose model and data.
+        console: Told of what is measured or was kept.
 
     Raises:
         CoterieError: Model, data or recipe are not usable.
     """
-    from coterie.cli.console import PlainConsole  # noqa: PLC0415 - see cli.main
-    from coterie.clock import SystemClock  # noqa: PLC0415
+    from coterie.clock import SystemClock  # noqa: PLC0415 - see cli.main
     from coterie.coordinator.kept import kept_note  # noqa: PLC0415
     from coterie.coordinator.plan_facts import known_facts  # noqa: PLC0415
 
-    console = PlainConsole(as_json=as_json)
     facts = None if recipe.cluster.measure_again else known_facts(recipe)
     if facts is None:
         from coterie import api  # noqa: PLC0415 - imports torch: seconds

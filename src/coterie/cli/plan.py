@@ -101,12 +101,13 @@ def _imagined(
     args: argparse.Namespace,
 ) -> "tuple[Plan, PlanRequest, int]":
     """A plan for described devices; needs no torch where the facts are known."""
-    from coterie.cli.described import facts_of  # noqa: PLC0415 - see cli.main
+    from coterie.cli.console import PlainConsole  # noqa: PLC0415 - see cli.main
+    from coterie.cli.described import facts_of  # noqa: PLC0415
     from coterie.coordinator.planning import plan_request  # noqa: PLC0415
     from coterie.planner import make_plan  # noqa: PLC0415
     from coterie.profiles.hypothetical import hypothetical_cluster  # noqa: PLC0415
 
-    facts = facts_of(recipe, as_json=args.json)
+    facts = facts_of(recipe, PlainConsole(as_json=args.json))
     owners = tuple(WorkerId(device.name) for device in devices[:2])
     cluster = hypothetical_cluster(devices, facts.device, links)
     request = plan_request(recipe, facts.model, cluster, owner_workers=owners)
