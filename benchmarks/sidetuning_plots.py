@@ -56,7 +56,9 @@ def plot_ranks(name: str, qualities: Mapping[str, Mapping[int, float]], path: Pa
     figure, (axes,) = _figure(1)
     for style, (variant, by_rank) in zip(_styles(), qualities.items(), strict=False):
         axes.plot(list(by_rank), list(by_rank.values()), label=variant, **style)
+    ranks = sorted({rank for by_rank in qualities.values() for rank in by_rank})
     axes.set_xscale("log", base=2)
+    axes.set_xticks(ranks, [str(rank) for rank in ranks])
     axes.set_xlabel("rank")
     axes.set_ylabel("quality, points")
     _finish(figure, axes, name, path)
