@@ -1,4 +1,4 @@
-"""One layer as a stage of its own, three times: on torch alone, on OpenCL alone, and shared as the scheduler says."""
+"""One layer as a stage of its own: on torch alone, on other backends alone, and shared as the scheduler says."""
 
 import statistics
 import tempfile
@@ -33,6 +33,7 @@ from made_up import SHAPES as MADE_UP
 
 SHAPES = ("bert-base", "minilm")
 OTHER = "opencl"
+THIRD = "numpy"
 WARM_UP = 2
 _LOOP_SIZE, _LOOPS = 384, 20
 
@@ -42,7 +43,10 @@ Part = Literal["attention", "layer"]
 
 
 class Timed(NamedTuple):
-    """Median seconds of a forward and backward: alone, shared, and each alone while the other is at work beside it."""
+    """Median seconds of a forward and backward: alone, shared, and each alone while the other is at work beside it.
+
+    The other is, for each part, what shares it with torch; OpenCL where nothing does.
+    """
 
     torch_s: float
     other_s: float
@@ -110,7 +114,7 @@ class LayerBench:
         self.scalings: list[float] = []
         config = BertConfig(**MADE_UP[shape], attention_probs_dropout_prob=0.0, hidden_dropout_prob=0.0)
         self._spec = ModelSpec(config_json=config.to_json_string(), auto_class="AutoModelForTokenClassification")
-        found = find_backends(1, ("torch", OTHER, "numpy"))
+        found = find_backends(1, ("torch", OTHER, THIRD))
         backends = [Slowed(one, slow_down) if one.info.name == OTHER else one for one in found.backends]
         self._pool = BackendPool(backends)
         draw = torch.Generator().manual_seed(0)
@@ -129,8 +133,9 @@ class LayerBench:
             ProfileSettings(budget_s=budget_s, cache=ProfileCache(Path(self._folder.name))),
         )
         self.allocation = allocate(self._profiles)
-        alone = HeadAllocation(attention=_alone(count_of(shapes.attention)), neurons=_alone(count_of(shapes.neurons)))
-        self._stages = [self._stage(None), self._stage(alone), self._stage(self.allocation)]
+        self._counts = (count_of(shapes.attention), count_of(shapes.neurons))
+        others = self._alone(_other(self.allocation.attention), _other(self.allocation.neurons))
+        self._stages = [self._stage(None), others, self._stage(self.allocation)]
 
     def __enter__(self) -> Self:
         return self
@@ -162,8 +167,24 @@ class LayerBench:
             rows.append((*alone, *self._beside(part)))
         return Timed(*(statistics.median(found) for found in zip(*rows[WARM_UP:], strict=True)))
 
+    def compare_with_each(self, rounds: int) -> dict[str, float]:
+        """Median seconds of whole layers: each backend alone, and shared; alternating, after a warm-up of each."""
+        stages = {
+            "torch": self._stages[0],
+            OTHER: self._alone(OTHER, OTHER),
+            THIRD: self._alone(THIRD, THIRD),
+            "shared": self._stages[2],
+        }
+        rows = [[self._once(stage, "layer") for stage in stages.values()] for _ in range(WARM_UP + rounds)]
+        return dict(zip(stages, map(statistics.median, zip(*rows[WARM_UP:], strict=True)), strict=True))
+
+    def _alone(self, heads: str, neurons: str) -> StageModule:
+        """One block, its heads on one backend and its neurons on one."""
+        parts = [_whole(name, count) for name, count in zip((heads, neurons), self._counts, strict=True)]
+        return self._stage(HeadAllocation(attention=parts[0], neurons=parts[1]))
+
     def _beside(self, part: Part) -> tuple[float, float]:
-        """Seconds of torch's stage and of OpenCL's, at the same time; whoever is faster goes on until both are done."""
+        """Seconds of torch's stage and the other's, at the same time; whoever is faster goes on until both are done."""
         seconds: tuple[list[float], list[float]] = ([], [])
 
         def work(stage: StageModule, found: list[float]) -> None:
@@ -228,9 +249,15 @@ def _attention(stage: StageModule, hidden: Tensor) -> Tensor:
     return output
 
 
-def _alone(total: int) -> PartAllocation:
-    share = PartShare(backend=OTHER, count=total, predicted_s=1.0)
-    return PartAllocation(shares=(share,), predicted_s=1.0, best_single_s=1.0, best_single=OTHER)
+def _whole(backend: str, total: int) -> PartAllocation:
+    share = PartShare(backend=backend, count=total, predicted_s=1.0)
+    return PartAllocation(shares=(share,), predicted_s=1.0, best_single_s=1.0, best_single=backend)
+
+
+def _other(part: PartAllocation | None) -> str:
+    """Who shares a part with torch, or computes it in its place."""
+    shares = part.shares if part is not None else ()
+    return next((share.backend for share in shares if share.backend != "torch"), OTHER)
 
 
 def _is_shared(part: PartAllocation) -> bool:
