@@ -5,7 +5,7 @@ leaves one out (the paper's Figures 2 and 6); "other" is the one that it takes b
 alternates within one run. The ideal is `1/(1/t1 + 1/t2)` of the times that the two backends take with nothing beside
 them; "of both beside" is the same of the times that they take while the other computes a layer of its own: all that two
 cores of this machine give at that moment. Layers are timed by the clock, on two free cores; whole steps on emulated
-devices, which count CPU seconds: a device's own, and those of the slowest of its backends wherever several work at once.
+devices, which count CPU seconds: a device's own, and those of the slowest of its backends where several work at once.
 """
 
 import os
