@@ -6,6 +6,7 @@ import msgspec
 import numpy as np
 
 from coterie.backends.shares import Array, AttentionInputs, AttentionShape, Inputs, NeuronInputs, Shape
+from coterie.profiles.backend_profile import Strategy
 
 _ROWS_BY_QUERY, _ROWS_BY_KEY, _COLUMNS_BY_QUERY = ("wq", "bq"), ("wk", "wv", "bk", "bv"), ("wo",)
 _ROWS_BY_NEURON, _COLUMNS_BY_NEURON = ("w1", "b1", "wg", "bg"), ("w2",)
@@ -21,6 +22,12 @@ def part_shape(shape: Shape, count: int) -> Shape:
     if isinstance(shape, AttentionShape):
         return msgspec.structs.replace(shape, groups=count, heads=count * (shape.heads // shape.groups))
     return msgspec.structs.replace(shape, neurons=count)
+
+
+def computed_as(shape: Shape, strategy: Strategy) -> list[Shape]:
+    """What a backend computes one after the other: a share at once, or each of its KV groups."""
+    count = count_of(shape)
+    return [shape] if strategy == "fused" or count == 1 else [part_shape(shape, 1)] * count
 
 
 def part_weights(shape: Shape, weights: Mapping[str, Array], part: range) -> dict[str, Array]:

@@ -15,7 +15,7 @@ from coterie.backends.shares import Array, Gradients, Inputs, Need, Outputs, Sha
 from coterie.backends.torch_backend import PROCESSOR, TorchBackend
 from coterie.clock import Clock, SystemClock
 from coterie.errors import BackendError, CoterieError
-from coterie.heads.dealing import count_of, joined, part_inner, part_inputs, part_shape, part_weights
+from coterie.heads.dealing import computed_as, joined, part_inner, part_inputs, part_weights
 from coterie.heads.lead import JobTime, Lead
 from coterie.heads.verifying import VERIFY_EVERY, is_finite, wrong_gradient, wrong_row
 from coterie.logs import get_logger
@@ -383,8 +383,7 @@ def _is_finite_forward(result: tuple[Outputs, PartSaved]) -> bool:
 
 
 def _shapes_of(job: PartJob) -> list[Shape]:
-    count = count_of(job.shape)
-    return [job.shape] if job.strategy == "fused" or count == 1 else [part_shape(job.shape, 1)] * count
+    return computed_as(job.shape, job.strategy)
 
 
 def _weights_of(job: PartJob) -> list[Mapping[str, Array]]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from coterie.backends.backend import Backend
 from coterie.backends.shares import AttentionShape, Shape
 from coterie.errors import BackendError
-from coterie.heads.dealing import part_shape
+from coterie.heads.dealing import computed_as, part_shape
 from coterie.heads.pool import BackendPool
 from coterie.measure.share_work import Conditions, ShareWork
 from coterie.planner.head_allocation import allocate_among, groups_of
@@ -137,7 +137,5 @@ def _growth(dealt: PartAllocation, seconds: Mapping[str, float], slowed: Mapping
     }
 
 
-def _shapes(shape: Shape, share: PartShare) -> Sequence[Shape]:
-    if share.strategy == "fused" or share.count == 1:
-        return [part_shape(shape, share.count)]
-    return [part_shape(shape, 1)] * share.count
+def _shapes(whole: Shape, share: PartShare) -> Sequence[Shape]:
+    return computed_as(part_shape(whole, share.count), share.strategy)
