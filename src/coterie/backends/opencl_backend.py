@@ -17,7 +17,7 @@ import numpy.typing as npt
 from coterie.backends.backend import Backend, BackendInfo
 from coterie.backends.engine import Buffer, Positions, Product, View
 from coterie.backends.kernel_backend import KernelBackend
-from coterie.backends.opencl_forms import CANDIDATES_CPU, CANDIDATES_GPU, Form, packing_key, steps_up
+from coterie.backends.opencl_forms import Form, candidates, packing_key, steps_up
 from coterie.backends.product_words import product_words
 from coterie.backends.shares import Activation, Array, Mask
 from coterie.errors import BackendError
@@ -113,7 +113,8 @@ class OpenCLEngine:
     def form(self) -> Form:
         """How products are computed; chosen, and its kernels built, when first asked for."""
         if self._form is None:
-            self._form = self._fastest(CANDIDATES_CPU if self._is_cpu else CANDIDATES_GPU)
+            width = self._device.native_vector_width_float
+            self._form = self._fastest(candidates(is_cpu=self._is_cpu, native_width=width))
         if not self._kernels:
             self._kernels = self._build(self._form)
         return self._form
@@ -127,7 +128,7 @@ class OpenCLEngine:
             )
             return {kernel.function_name: kernel for kernel in program.all_kernels()}
 
-    def _fastest(self, candidates: tuple[Form, ...]) -> Form:
+    def _fastest(self, forms: tuple[Form, ...]) -> Form:
         """The form with the shortest product of a middling size; one whose kernels do not build is passed over."""
         sides = (384, 384, 384)
         times: dict[int, float] = {}
@@ -142,7 +143,7 @@ class OpenCLEngine:
             columns=384,
             inner=384,
         )
-        for index, form in enumerate(candidates):
+        for index, form in enumerate(forms):
             try:
                 self._form, self._kernels = form, self._build(form)
                 self._drop_packed(b)
@@ -158,7 +159,7 @@ class OpenCLEngine:
             raise problem
         first, best = min(times), min(times, key=times.__getitem__)
         # The first is the usual one; a small difference is chance, and the machine may have other work.
-        return candidates[best if times[best] < 0.85 * times[first] else first]
+        return forms[best if times[best] < 0.85 * times[first] else first]
 
     def _time(self, product: Product) -> float:
         start = time.perf_counter()
@@ -351,7 +352,7 @@ class OpenCLEngine:
 
     def column_sums(self, source: Buffer, target: Buffer, rows: int, columns: int) -> None:
         """Sum a matrix over its rows."""
-        sizes = (steps_up(columns, self.form.width),)
+        sizes = (steps_up(columns, self.form.sums_at_once),)
         self._start("column_sums", sizes, None, source.handle, target.handle, np.int32(rows), np.int32(columns))
 
     def turn(self, target: Buffer, positions: Positions, rows: int, heads: int, head_dim: int, *, back: bool) -> None:

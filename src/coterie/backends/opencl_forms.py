@@ -11,7 +11,8 @@ class Form(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         panels: Packed panels and a register tile (processors), or local-memory tiles (GPUs).
         rows: Rows of the register tile.
-        columns: Columns of the register tile, a multiple of 8.
+        columns: Columns of the register tile, a multiple of `width`.
+        width: Numbers at once: 8, or 16 on processors with registers for them; 1 on GPUs.
         depth: Steps of the summed index before the next panel.
         block_rows: Panels of rows a work-item does.
         block_columns: Panels of columns a work-item does.
@@ -22,6 +23,7 @@ class Form(msgspec.Struct, frozen=True, kw_only=True):
     panels: bool
     rows: int = 6
     columns: int = 16
+    width: int = 8
     depth: int = 256
     block_rows: int = 16
     block_columns: int = 32
@@ -29,13 +31,8 @@ class Form(msgspec.Struct, frozen=True, kw_only=True):
     tile: int = 4
 
     @property
-    def width(self) -> int:
-        """Numbers at once in kernels that go over them one by one."""
-        return 8 if self.panels else 1
-
-    @property
     def numbers_at_once(self) -> int:
-        """Numbers a work-item does in such kernels."""
+        """Numbers a work-item does in kernels that go over them one by one."""
         return 4096 if self.panels else 1
 
     @property
@@ -44,12 +41,17 @@ class Form(msgspec.Struct, frozen=True, kw_only=True):
         return 16 if self.panels else 1
 
     @property
+    def sums_at_once(self) -> int:
+        """Columns that a work-item sums: several lines of a processor's cache."""
+        return 8 * self.width if self.panels else 1
+
+    @property
     def options(self) -> list[str]:
         """Definitions that the kernels are built with."""
         values = {
             "TILED": int(not self.panels),
             "RM": self.rows,
-            "NV": self.columns // 8,
+            "NV": self.columns // self.width,
             "KC": self.depth,
             "MB": self.block_rows,
             "NB": self.block_columns,
@@ -58,16 +60,25 @@ class Form(msgspec.Struct, frozen=True, kw_only=True):
             "W": self.width,
             "PER": self.numbers_at_once,
             "ROWS": self.rows_at_once,
+            "SUMS": self.sums_at_once // self.width,
         }
         return [f"-D{name}={value}" for name, value in values.items()]
 
 
-CANDIDATES_CPU = (
-    Form(panels=True),
-    Form(panels=True, rows=4, columns=16),  # fewer registers
-    Form(panels=True, rows=12, columns=16),  # 32 vector registers
+_WIDE = Form(panels=True, rows=8, columns=32, width=16, block_rows=8)
+_CPU = (Form(panels=True), Form(panels=True, rows=4, columns=16))  # the second takes fewer registers
+_GPU = (
+    Form(panels=False, width=1),
+    Form(panels=False, width=1, side=8),
+    Form(panels=False, width=1, side=8, tile=8),
 )
-CANDIDATES_GPU = (Form(panels=False), Form(panels=False, side=8), Form(panels=False, side=8, tile=8))
+
+
+def candidates(*, is_cpu: bool, native_width: int) -> tuple[Form, ...]:
+    """What is tried on a device, the usual first; `native_width`: the numbers that it computes with at once."""
+    if not is_cpu:
+        return _GPU
+    return (_WIDE, *_CPU) if native_width >= _WIDE.width else _CPU
 
 
 def steps_up(a: int, b: int) -> int:

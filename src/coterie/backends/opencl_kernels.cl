@@ -1,8 +1,9 @@
 /* Kernels of the OpenCL backend. Built with
    TILED: 1 for GPUs (local-memory tiles), 0 for processors (panels of packed operands and a register tile);
-   RM rows and 8*NV columns of the register tile, KC steps of the summed index and MB x NB panels a work-item does
+   RM rows and W*NV columns of the register tile, KC steps of the summed index and MB x NB panels a work-item does
    at a time so that operands stay in the caches; RT, LS: results a work-item and work-items a side of a local tile;
-   W, PER: numbers at once, and numbers a work-item, of kernels that go over numbers one by one; ROWS a work-item. */
+   W numbers at once (1, 8 or 16); PER numbers a work-item in kernels that go over numbers one by one;
+   ROWS of scores, and SUMS times W columns to be summed, a work-item. */
 
 typedef struct {
   int rows, columns, inner, fold, heads, has_bias, accumulate; float alpha;
@@ -11,54 +12,71 @@ typedef struct {
   int c_row, c_batch, c_head, z0;
 } Product;
 
-#if W == 1
-typedef float numbers;
-typedef int conditions;
-#define LOAD(p) (*(p))
-#define STORE(v, p) (*(p) = (v))
-#else
+#if W == 16
+typedef float16 numbers;
+typedef int16 conditions;
+#define LOAD_AT(j, p) vload16(j, p)
+#define STORE_AT(v, j, p) vstore16(v, j, p)
+#define OF_BYTES(p) convert_float16(vload16(0, p))
+#elif W == 8
 typedef float8 numbers;
 typedef int8 conditions;
-#define LOAD(p) vload8(0, p)
-#define STORE(v, p) vstore8(v, 0, p)
+#define LOAD_AT(j, p) vload8(j, p)
+#define STORE_AT(v, j, p) vstore8(v, j, p)
+#define OF_BYTES(p) convert_float8(vload8(0, p))
+#else
+typedef float numbers;
+typedef int conditions;
+#define LOAD_AT(j, p) ((p)[j])
+#define STORE_AT(v, j, p) ((p)[j] = (v))
+#define OF_BYTES(p) ((float)*(p))
 #endif
 
 /* The last numbers of a row may be fewer than W. */
 inline numbers load_some(__global const float *p, int count, float other) {
-#if W == 1
-  return *p;
-#else
-  if (count >= W) return LOAD(p);
-  float t[W];
-  for (int i = 0; i < W; i++) t[i] = i < count ? p[i] : other;
-  return vload8(0, t);
+#if W > 1
+  if (count < W) {
+    float t[W];
+    for (int i = 0; i < W; i++) t[i] = i < count ? p[i] : other;
+    return LOAD_AT(0, t);
+  }
 #endif
+  return LOAD_AT(0, p);
 }
 inline void store_some(numbers v, __global float *p, int count) {
-#if W == 1
-  *p = v;
-#else
-  if (count >= W) { STORE(v, p); return; }
-  float t[W];
-  vstore8(v, 0, t);
-  for (int i = 0; i < count; i++) p[i] = t[i];
+#if W > 1
+  if (count < W) {
+    float t[W];
+    STORE_AT(v, 0, t);
+    for (int i = 0; i < count; i++) p[i] = t[i];
+    return;
+  }
 #endif
+  STORE_AT(v, 0, p);
 }
 inline numbers load_keep(__global const uchar *p, int count) {
-#if W == 1
-  return (float)*p;
-#else
-  if (count >= W) return convert_float8(vload8(0, p));
-  float t[W];
-  for (int i = 0; i < W; i++) t[i] = i < count ? (float)p[i] : 0.f;
-  return vload8(0, t);
+#if W > 1
+  if (count < W) {
+    float t[W];
+    for (int i = 0; i < W; i++) t[i] = i < count ? (float)p[i] : 0.f;
+    return LOAD_AT(0, t);
+  }
 #endif
+  return OF_BYTES(p);
 }
+#if W == 16
+inline float8 halves_added(float16 v) { return v.lo + v.hi; }
+inline float8 halves_most(float16 v) { return fmax(v.lo, v.hi); }
+#else
+#define halves_added(v) (v)
+#define halves_most(v) (v)
+#endif
 inline float sum_of(numbers v) {
 #if W == 1
   return v;
 #else
-  const float4 h = v.lo + v.hi;
+  const float8 e = halves_added(v);
+  const float4 h = e.lo + e.hi;
   return h.x + h.y + h.z + h.w;
 #endif
 }
@@ -66,7 +84,8 @@ inline float most_of(numbers v) {
 #if W == 1
   return v;
 #else
-  const float4 h = fmax(v.lo, v.hi);
+  const float8 e = halves_most(v);
+  const float4 h = fmax(e.lo, e.hi);
   return fmax(fmax(h.x, h.y), fmax(h.z, h.w));
 #endif
 }
@@ -114,10 +133,42 @@ void product_tiled(__constant Product *g, __global const float *A, __global cons
 }
 #else
 
-#define NR (8 * NV)
+#define NR (W * NV)
 
-/* Panels of `WIDTH` neighbours: [z][panel][inner][WIDTH], filled up with zeros. */
-#define PACK(NAME, WIDTH, LENGTH, STEP, INNER, FOLD, BATCH, HEAD, SHARED) \
+/* Every second number of the result is of the other: W vectors, put through this log2(W) times, lie transposed. */
+#if W == 16
+inline numbers weave_low(numbers a, numbers b) {
+  return (numbers)(a.s0, b.s0, a.s1, b.s1, a.s2, b.s2, a.s3, b.s3, a.s4, b.s4, a.s5, b.s5, a.s6, b.s6, a.s7, b.s7);
+}
+inline numbers weave_high(numbers a, numbers b) {
+  return (numbers)(a.s8, b.s8, a.s9, b.s9, a.sa, b.sa, a.sb, b.sb, a.sc, b.sc, a.sd, b.sd, a.se, b.se, a.sf, b.sf);
+}
+#else
+inline numbers weave_low(numbers a, numbers b) { return (numbers)(a.s0, b.s0, a.s1, b.s1, a.s2, b.s2, a.s3, b.s3); }
+inline numbers weave_high(numbers a, numbers b) { return (numbers)(a.s4, b.s4, a.s5, b.s5, a.s6, b.s6, a.s7, b.s7); }
+#endif
+#define WEAVE(from, to) \
+  _Pragma("unroll") for (int i = 0; i < W / 2; i++) { \
+    to[2 * i] = weave_low(from[i], from[i + W / 2]); \
+    to[2 * i + 1] = weave_high(from[i], from[i + W / 2]); \
+  }
+
+/* W rows of `source`, `step` apart, of W numbers: written as columns, `pitch` from one row of the target to the next. */
+inline void transpose(__global const float *source, size_t step, __global float *target, int pitch) {
+  numbers r[W], t[W];
+  _Pragma("unroll") for (int i = 0; i < W; i++) r[i] = LOAD_AT(0, source + i * step);
+  WEAVE(r, t) WEAVE(t, r) WEAVE(r, t)
+#if W == 16
+  WEAVE(t, r)
+  _Pragma("unroll") for (int i = 0; i < W; i++) STORE_AT(r[i], 0, target + i * pitch);
+#else
+  _Pragma("unroll") for (int i = 0; i < W; i++) STORE_AT(t[i], 0, target + i * pitch);
+#endif
+}
+
+/* Panels of `WIDTH` neighbours: [z][panel][inner][WIDTH], filled up with zeros. COPY: neighbours that lie side by side;
+   TURN: several steps of the summed index, which lie side by side, counted in k. */
+#define PACK(NAME, WIDTH, COPY, TURN, LENGTH, STEP, INNER, FOLD, BATCH, HEAD, SHARED) \
 __kernel void NAME(__constant Product *g, __global const float *source, __global float *target) { \
   const int p = get_global_id(0), z = get_global_id(1), zb = z / g->heads, zh = z % g->heads; \
   const int K = g->inner, L = g->LENGTH, F = g->fold, panels = (L + WIDTH - 1) / WIDTH; \
@@ -126,55 +177,55 @@ __kernel void NAME(__constant Product *g, __global const float *source, __global
   target += ((size_t)z * panels + p) * K * WIDTH; \
   for (int f = 0; f * F < K; f++) { \
     __global const float *s = source + (size_t)f * g->FOLD; __global float *t = target + (size_t)f * F * WIDTH; \
-    if (l0 + WIDTH <= L && step == 1) { \
-      for (int k = 0; k < F; k++) { _Pragma("unroll") for (int i = 0; i < WIDTH; i++) t[k * WIDTH + i] = s[(size_t)k * inner + i]; } \
-    } else if (l0 + WIDTH <= L && inner == 1) { \
-      int k = 0; \
-      for (; k + 8 <= F; k += 8) for (int i = 0; i < WIDTH; i++) { \
-        const float8 v = vload8(0, s + (size_t)i * step + k); __global float *o = t + k * WIDTH + i; \
-        o[0] = v.s0; o[WIDTH] = v.s1; o[2 * WIDTH] = v.s2; o[3 * WIDTH] = v.s3; \
-        o[4 * WIDTH] = v.s4; o[5 * WIDTH] = v.s5; o[6 * WIDTH] = v.s6; o[7 * WIDTH] = v.s7; \
-      } \
-      for (; k < F; k++) for (int i = 0; i < WIDTH; i++) t[k * WIDTH + i] = s[(size_t)i * step + k]; \
-    } else \
-      for (int k = 0; k < F; k++) for (int i = 0; i < WIDTH; i++) \
+    int k = 0; \
+    if (l0 + WIDTH <= L && step == 1) \
+      for (; k < F; k++) { COPY(s + (size_t)k * inner, t + k * WIDTH) } \
+    else if (l0 + WIDTH <= L && inner == 1) { TURN } \
+    for (; k < F; k++) \
+      for (int i = 0; i < WIDTH; i++) \
         t[k * WIDTH + i] = l0 + i < L ? s[(size_t)i * step + (size_t)k * inner] : 0.f; \
   } \
 }
-PACK(pack_a, RM, rows, a_row, a_inner, a_fold, a_batch, a_head, a_shared)
-PACK(pack_b, NR, columns, b_column, b_inner, b_fold, b_batch, b_head, b_shared)
+#define COPY_A(from, to) \
+  _Pragma("unroll") for (int i = 0; i < RM / 4; i++) vstore4(vload4(i, from), i, to); \
+  if (RM % 4) vstore2(vload2(0, (from) + RM / 4 * 4), 0, (to) + RM / 4 * 4);
+#define COPY_B(from, to) _Pragma("unroll") for (int j = 0; j < NV; j++) STORE_AT(LOAD_AT(j, from), j, to);
+#define TURN_B \
+  for (; k + W <= F; k += W) for (int j = 0; j < NV; j++) transpose(s + (size_t)j * W * step + k, step, t + k * NR + j * W, NR);
+PACK(pack_a, RM, COPY_A, , rows, a_row, a_inner, a_fold, a_batch, a_head, a_shared)
+PACK(pack_b, NR, COPY_B, TURN_B, columns, b_column, b_inner, b_fold, b_batch, b_head, b_shared)
 
 /* One register tile: RM rows and NR columns over kc steps. AT(i, k): how `a` is read. */
 #define TILE(NAME, ARGUMENTS, AT) \
 inline void NAME(__constant Product *g, ARGUMENTS, __global const float *b, __global float *C, \
                  __global const float *bias, int m0, int n0, int kc, int first, int last) { \
-  float8 c[RM][NV]; \
+  numbers c[RM][NV]; \
   _Pragma("unroll") for (int i = 0; i < RM; i++) { _Pragma("unroll") for (int j = 0; j < NV; j++) c[i][j] = 0; } \
   for (int k = 0; k < kc; k++) { \
-    float8 y[NV]; \
-    _Pragma("unroll") for (int j = 0; j < NV; j++) y[j] = vload8(j, b + k * NR); \
+    numbers y[NV]; \
+    _Pragma("unroll") for (int j = 0; j < NV; j++) y[j] = LOAD_AT(j, b + k * NR); \
     _Pragma("unroll") for (int i = 0; i < RM; i++) { \
-      const float8 x = (float8)(AT(i, k)); \
+      const numbers x = (numbers)(AT(i, k)); \
       _Pragma("unroll") for (int j = 0; j < NV; j++) c[i][j] += x * y[j]; \
     } \
   } \
   const float alpha = g->alpha; const int add = !first || g->accumulate, with_bias = last && g->has_bias; \
   if (n0 + NR <= g->columns) { \
-    float8 q[NV]; \
-    _Pragma("unroll") for (int j = 0; j < NV; j++) q[j] = with_bias ? vload8(j, bias + n0) : (float8)(0.f); \
+    numbers q[NV]; \
+    _Pragma("unroll") for (int j = 0; j < NV; j++) q[j] = with_bias ? LOAD_AT(j, bias + n0) : (numbers)(0.f); \
     _Pragma("unroll") for (int i = 0; i < RM; i++) if (m0 + i < g->rows) { \
       __global float *r = C + (size_t)(m0 + i) * g->c_row + n0; \
       _Pragma("unroll") for (int j = 0; j < NV; j++) { \
-        float8 v = c[i][j] * alpha + q[j]; \
-        if (add) v += vload8(j, r); \
-        vstore8(v, j, r); \
+        numbers v = c[i][j] * alpha + q[j]; \
+        if (add) v += LOAD_AT(j, r); \
+        STORE_AT(v, j, r); \
       } \
     } \
   } else { \
     _Pragma("unroll") for (int i = 0; i < RM; i++) if (m0 + i < g->rows) { \
       __global float *r = C + (size_t)(m0 + i) * g->c_row + n0; \
       float t[NR]; \
-      _Pragma("unroll") for (int j = 0; j < NV; j++) vstore8(c[i][j], j, t); \
+      _Pragma("unroll") for (int j = 0; j < NV; j++) STORE_AT(c[i][j], j, t); \
       for (int j = 0; j < g->columns - n0; j++) \
         r[j] = t[j] * alpha + (with_bias ? bias[n0 + j] : 0.f) + (add ? r[j] : 0.f); \
     } \
@@ -285,12 +336,23 @@ __kernel void add(__global float *target, __global const float *source, int n) {
   EACH(n) store_some(load_some(target + i, n - i, 0.f) + load_some(source + i, n - i, 0.f), target + i, n - i);
 }
 
+/* SUMS times W neighbouring columns a work-item. */
 __kernel void column_sums(__global const float *source, __global float *target, int rows, int columns) {
-  const int i = get_global_id(0) * W;
-  if (i >= columns) return;
-  numbers total = 0.f;
-  for (int r = 0; r < rows; r++) total += load_some(source + (size_t)r * columns + i, columns - i, 0.f);
-  store_some(total, target + i, columns - i);
+  const int i = get_global_id(0) * SUMS * W;
+  if (i + SUMS * W <= columns) { /* whole lines of the cache, and the next ones with them */
+    numbers total[SUMS];
+    for (int j = 0; j < SUMS; j++) total[j] = 0.f;
+    for (int r = 0; r < rows; r++) {
+      _Pragma("unroll") for (int j = 0; j < SUMS; j++) total[j] += LOAD_AT(j, source + (size_t)r * columns + i);
+    }
+    for (int j = 0; j < SUMS; j++) STORE_AT(total[j], j, target + i);
+    return;
+  }
+  for (int j = i; j < columns; j += W) {
+    numbers total = 0.f;
+    for (int r = 0; r < rows; r++) total += load_some(source + (size_t)r * columns + j, columns - j, 0.f);
+    store_some(total, target + j, columns - j);
+  }
 }
 
 /* Abramowitz and Stegun 7.1.26, absolute error 1.5e-7, given exp(-x*x): many times faster than the library's. */

@@ -5,13 +5,16 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from coterie.backends.engine import Product, View
 from coterie.backends.kernel_backend import KernelBackend
 from coterie.backends.opencl_backend import OpenCLEngine, probe
-from coterie.backends.opencl_forms import CANDIDATES_CPU, CANDIDATES_GPU, Form
+from coterie.backends.opencl_forms import Form, candidates
 from coterie.backends.self_test import self_test
 from coterie.backends.shares import Array, Need, NeuronInputs, NeuronShape
 from coterie.errors import BackendError
 
+FORMS_CPU = candidates(is_cpu=True, native_width=16)
+FORMS = [*FORMS_CPU, *candidates(is_cpu=False, native_width=4)]
 SHAPE = NeuronShape(hidden=24, output=20, neurons=33)
 
 
@@ -41,11 +44,48 @@ def inputs(seed: int, rows: int = 2) -> NeuronInputs:
     return NeuronInputs(x=np.random.default_rng(seed).standard_normal((rows, 7, 24)).astype(np.float32))
 
 
-@pytest.mark.parametrize("form", [*CANDIDATES_CPU, *CANDIDATES_GPU], ids=str)
+@pytest.mark.parametrize("form", FORMS, ids=str)
 def test_every_form_of_the_product_computes_the_same(device: object, form: Form) -> None:
     backend = KernelBackend(OpenCLEngine(device, "opencl", 1, form=form))
     assert self_test(backend) < 5e-6
     backend.close()
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_products_of_all_layouts_fill_whole_panels_and_parts_of_them(device: object, form: Form) -> None:
+    engine = OpenCLEngine(device, "opencl", 1, form=form)
+    assert engine.form is form  # builds the kernels
+    draw = np.random.default_rng(0)
+    for rows, columns, inner in ((64, 64, 272), (37, 75, 33), (1, 33, 1), (16, 31, 300)):
+        a, b = (draw.standard_normal(sides).astype(np.float32) for sides in ((rows, inner), (inner, columns)))
+        for turned_a in (False, True):
+            for turned_b in (False, True):
+                view_a, view_b = view_of(engine, a, turned=turned_a), view_of(engine, b, turned=turned_b)
+                result = engine.take(rows * columns)
+                view_c = View(buffer=result, row=columns)
+                engine.product(Product(a=view_a, b=view_b, c=view_c, rows=rows, columns=columns, inner=inner))
+                expected = a.astype(np.float64) @ b.astype(np.float64)
+                np.testing.assert_allclose(engine.read(result, (rows, columns)), expected, atol=1e-4)
+    engine.close()
+
+
+def view_of(engine: OpenCLEngine, matrix: Array, *, turned: bool) -> View:
+    """The matrix on the device, row by row or column by column."""
+    lies = np.ascontiguousarray(matrix.T if turned else matrix)
+    view = View(buffer=engine.load(lies, pack=False), row=lies.shape[1])
+    return view.turned if turned else view
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_columns_are_summed_whatever_their_number(device: object, form: Form) -> None:
+    engine = OpenCLEngine(device, "opencl", 1, form=form)
+    assert engine.form is form
+    for columns in (1, 15, 128, 129, 300):
+        matrix = np.random.default_rng(columns).standard_normal((9, columns)).astype(np.float32)
+        result = engine.take(columns)
+        engine.column_sums(engine.load(matrix, pack=False), result, 9, columns)
+        np.testing.assert_allclose(engine.read(result, (columns,)), matrix.sum(axis=0, dtype=np.float64), atol=1e-5)
+    engine.close()
 
 
 def test_weights_may_change_after_loading(backend: KernelBackend) -> None:
@@ -106,7 +146,7 @@ def test_a_processor_takes_as_many_compute_units_as_it_may(device: object) -> No
     if one.info.kind != "cpu":
         pytest.skip("the device is no processor")
     assert one.info.threads == 1
-    assert one.form in CANDIDATES_CPU
+    assert one.form in FORMS_CPU
     one.close()
 
 
