@@ -136,7 +136,11 @@ class Engine(Protocol):
         ...
 
     def load(self, array: Array) -> Buffer:
-        """A weight on the device; the array may change afterwards."""
+        """A weight on the device; the array may change after `settle`."""
+        ...
+
+    def settle(self) -> None:
+        """Wait until the arrays that were loaded are read: once for all weights, since each wait costs a wake-up."""
         ...
 
     def output(self, shape: tuple[int, ...]) -> Buffer:

@@ -86,7 +86,9 @@ class KernelBackend:
         """Take a share's weights; the arrays may change afterwards."""
         check_shape(shape)
         check_weights(shape, weights)
-        return _Weights(self._engine, shape, {name: self._engine.load(array) for name, array in weights.items()})
+        buffers = {name: self._engine.load(array) for name, array in weights.items()}
+        self._engine.settle()
+        return _Weights(self._engine, shape, buffers)
 
     def forward(
         self, loaded: Loaded, inputs: Inputs, *, inner: bool = False, keep: bool = True

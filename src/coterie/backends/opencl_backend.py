@@ -226,8 +226,11 @@ class OpenCLEngine:
         for view, sides in ((lying, (rows, columns)), (lying.turned, (columns, rows))):
             product = Product(a=view, b=view, c=view, rows=1, columns=sides[1], inner=sides[0])
             self._packed_b(product, self._words_of(product))
-        self._wait()  # the array may change from now on
         return buffer
+
+    def settle(self) -> None:
+        """Wait until the arrays that were loaded are read."""
+        self._wait()
 
     def output(self, shape: tuple[int, ...]) -> Buffer:
         """Memory for a result that will be downloaded."""

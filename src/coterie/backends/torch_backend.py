@@ -5,6 +5,7 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional
 
 from coterie.backends.backend import BackendInfo, Loaded, Saved
@@ -89,7 +90,7 @@ class TorchBackend:
         """See `Backend.forward`."""
         assert isinstance(loaded, _Loaded)
         check_inputs(loaded.shape, inputs)
-        with torch.enable_grad() if keep else torch.no_grad(), self._at_work():
+        with self._at_work(), torch.enable_grad() if keep else torch.no_grad():
             x = self._leaf(inputs.x)
             saved = _Saved(loaded, x, {name: self._leaf(array) for name, array in inputs.added.items()})
             if isinstance(inputs, AttentionInputs):
@@ -134,13 +135,18 @@ class TorchBackend:
 
     @contextmanager
     def _at_work(self) -> Iterator[None]:
-        """With this backend's threads; an accelerator's failures are the backend's, the processor's are everyone's."""
+        """With this backend's threads and graphs of its own, whatever the caller is computing.
+
+        An accelerator's failures are the backend's, the processor's are everyone's.
+        """
         before = torch.get_num_threads()
         changed = self._device.type == "cpu" and before != self._threads
         if changed:
             torch.set_num_threads(self._threads)
         try:
-            yield
+            # A caller that recomputes drops what its own graph saves; weights outlive an inference in which they came.
+            with torch.inference_mode(mode=False), saved_tensors_hooks(_as_it_is, _as_it_is):
+                yield
         except RuntimeError as error:
             if self._device.type == "cpu":
                 raise
@@ -196,6 +202,10 @@ class TorchBackend:
         if not shape.gated:
             return activate(up, shape.activation)
         return activate(self._first(loaded, saved, ("wg", "bg", "gate")), shape.activation) * up
+
+
+def _as_it_is(tensor: Tensor) -> Tensor:
+    return tensor
 
 
 def _array(tensor: Tensor) -> Array:

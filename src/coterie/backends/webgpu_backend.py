@@ -144,6 +144,9 @@ class WebGPUEngine:
         """A weight on the device."""
         return self.upload(array)
 
+    def settle(self) -> None:
+        """Arrays are copied as they are uploaded."""
+
     def output(self, shape: tuple[int, ...]) -> Buffer:
         """Memory for a result that will be downloaded."""
         return self.take(int(np.prod(shape)))

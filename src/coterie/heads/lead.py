@@ -10,6 +10,9 @@ from coterie.backends.backend import BackendInfo
 _OWN_THREAD = ("torch", "numpy")
 """Backends that compute in the thread that calls them, as long as they have one."""
 
+_CALLERS_THREAD = "torch"
+"""The one that computes in the thread that waits for all others: who counts that thread's time has counted it."""
+
 
 class JobTime(msgspec.Struct, frozen=True, kw_only=True):
     """What a backend's work took: wall seconds, and CPU seconds of the thread that called it."""
@@ -19,7 +22,7 @@ class JobTime(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Lead:
-    """Adds up, over all calls of a pool, the CPU seconds of the slowest backend.
+    """Adds up, over all calls of a pool, the CPU seconds that the caller waited for the slowest backend.
 
     A backend of the processor that computes in threads of its driver's own is given what the process used beside the
     threads that are known; several share it equally. One in another process or on another device has its wall time.
@@ -54,7 +57,7 @@ class Lead:
         """
         beside_s = max(self._process_cpu_s() - self._start_s - sum(one.cpu_s for one in times.values()), 0.0)
         foreign = [name for name in times if name not in self._by_wall and name not in self._own_thread]
-        self.cpu_s += max(
+        slowest_s = max(
             (
                 one.wall_s
                 if name in self._by_wall
@@ -63,3 +66,5 @@ class Lead:
             ),
             default=0.0,
         )
+        own = times.get(_CALLERS_THREAD)
+        self.cpu_s += slowest_s - (own.cpu_s if own is not None else 0.0)

@@ -1,8 +1,9 @@
-"""All compute backends of a device at work at once: a thread each, results in a fixed order, failures bypassed."""
+"""All compute backends of a device at work at once: each in its thread, results in a fixed order, failures bypassed."""
 
 from collections import deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future
+from functools import partial
 from time import thread_time
 from typing import Self, TypeVar
 
@@ -11,45 +12,20 @@ import numpy as np
 
 from coterie.backends.backend import Backend, BackendInfo, Loaded, Saved
 from coterie.backends.child_process import ChildProcessBackend
-from coterie.backends.shares import Array, Gradients, Inputs, Need, Outputs, Shape
+from coterie.backends.shares import Array, Gradients, Need, Outputs
 from coterie.backends.torch_backend import PROCESSOR, TorchBackend
 from coterie.clock import Clock, SystemClock
 from coterie.errors import BackendError, CoterieError
-from coterie.heads.dealing import computed_as, joined, part_inner, part_inputs, part_weights
+from coterie.heads.backend_threads import BackendThreads
+from coterie.heads.dealing import joined, part_inner
 from coterie.heads.lead import JobTime, Lead
-from coterie.heads.verifying import VERIFY_EVERY, is_finite, wrong_gradient, wrong_row
+from coterie.heads.part_job import PartJob, inputs_of, shapes_of, weights_of
+from coterie.heads.verifying import VERIFY_EVERY, has_only_numbers, is_finite, wrong_gradient, wrong_row
 from coterie.logs import get_logger
-from coterie.profiles.backend_profile import Strategy
 
 _T = TypeVar("_T")
 _R = TypeVar("_R")
 _LOG = get_logger(__name__)
-
-
-class PartJob(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """One backend's share of one layer and micro-batch.
-
-    Attributes:
-        backend: Who is to compute it.
-        shape: The share.
-        weights: Its weights; not changed before the backward has been run.
-        slot: The same for the same share of the same layer: a backend keeps one version of it.
-        version: Changes when the weights do.
-        inputs: Its inputs.
-        strategy: All at once, or KV group by KV group.
-        inner: Whether `Outputs.inner` is wanted.
-        keep: Whether a backward will come.
-    """
-
-    backend: str
-    shape: Shape
-    weights: Mapping[str, Array]
-    slot: Hashable
-    version: Hashable
-    inputs: Inputs
-    strategy: Strategy = "fused"
-    inner: bool = False
-    keep: bool = True
 
 
 class PartSaved:
@@ -81,7 +57,7 @@ class Usage(msgspec.Struct, kw_only=True):
 
 
 class BackendPool:
-    """Backends of a device, each in a thread of its own from now until `close`.
+    """Backends of a device, each in a thread of its own from now until `close`; torch on the processor in the caller's.
 
     A job whose backend fails, or gives numbers that are not finite where torch's are, is repeated in torch at once, and
     the backend gets no more of them. A backend that is wrong but finite is noticed by the verification of every
@@ -108,9 +84,7 @@ class BackendPool:
     ) -> None:
         self._backends = {backend.info.name: backend for backend in backends}
         self._infos = tuple(backend.info for backend in backends)
-        self._threads = {name: ThreadPoolExecutor(1, thread_name_prefix=name) for name in self._backends}
-        for thread in self._threads.values():
-            thread.submit(int)  # begins it: where profiles are kept the first job comes under an enforced memory limit
+        self._threads = BackendThreads(self._backends)
         self._loaded: dict[str, dict[Hashable, tuple[Hashable, list[Loaded]]]] = {name: {} for name in self._backends}
         self._dropped: dict[str, deque[PartSaved]] = {name: deque() for name in self._backends}
         self._torch = TorchBackend()
@@ -142,24 +116,25 @@ class BackendPool:
         return self._lead.cpu_s
 
     def call(self, name: str, work: Callable[[Backend], _T]) -> _T:
-        """Call `work` with a backend, in its own thread, and wait."""
-        return self.call_together({name: work})[name]
+        """Call `work` with a backend, in its thread, and wait."""
+        return self._threads.submit(name, work, self._backends[name]).result()
 
     def call_together(self, works: Mapping[str, Callable[[Backend], _T]]) -> dict[str, _T]:
-        """Call each backend's work, all in their own threads at once, and wait; an error when all have ended."""
-        waiting = {name: self._threads[name].submit(work, self._backends[name]) for name, work in works.items()}
-        wait(waiting.values())
-        return {name: future.result() for name, future in waiting.items()}
+        """Call each backend's work, all in their threads at once, and wait; an error when all have ended."""
+        calls = [
+            (name, partial(self._threads.submit, name, work, self._backends[name])) for name, work in works.items()
+        ]
+        futures = self._threads.all_of(calls)
+        return {name: future.result() for name, future in zip(works, futures, strict=True) if future is not None}
 
     def beside(self, work: Callable[[], _T]) -> "Future[_T]":
         """Begin other work in a backend's thread, while all are idle: another might not start under a memory limit."""
-        return next(iter(self._threads.values())).submit(work)
+        return self._threads.beside(work)
 
     def run_forward(self, jobs: Sequence[PartJob]) -> list[tuple[Outputs, PartSaved]]:
         """Run all jobs at once; results in their order."""
         self._begin()
-        waiting = [self._submit(job.backend, self._forward, job, _is_finite_forward) for job in jobs]
-        self._wait(waiting)
+        waiting = self._submit_all([job.backend for job in jobs], self._forward, jobs, _is_finite_forward)
         results = [self._forward_result(job, future) for job, future in zip(jobs, waiting, strict=True)]
         self._tell_wrong([part for _, part in results])
         return results
@@ -177,8 +152,7 @@ class BackendPool:
         """
         calls = [(part, gradient, need, inner) for part, inner in zip(parts, inner_gradients, strict=True)]
         self._begin()
-        waiting = [self._submit(call[0].backend, self._backward, call, is_finite) for call in calls]
-        self._wait(waiting)
+        waiting = self._submit_all([part.backend for part in parts], self._backward, calls, is_finite)
         results = [self._backward_result(call, future) for call, future in zip(calls, waiting, strict=True)]
         self._tell_wrong()
         return results
@@ -204,15 +178,14 @@ class BackendPool:
     def unload(self) -> None:
         """Release all weights: what is computed next are other shares."""
         for name in self._backends:
-            self._threads[name].submit(self._release_loaded, name).result()
+            self._threads.submit(name, self._release_loaded, name).result()
 
     def close(self) -> None:
         """End all backends. Idempotent."""
-        for name, thread in self._threads.items():
-            with_backend = self._backends.pop(name, None)
-            if with_backend is not None:
-                thread.submit(self._end, name, with_backend).result()
-            thread.shutdown()
+        while self._backends:
+            name, backend = self._backends.popitem()
+            self._threads.submit(name, self._end, name, backend).result()
+            self._threads.end(name)
 
     def _end(self, name: str, backend: Backend) -> None:
         self._release_dropped(name)
@@ -229,6 +202,20 @@ class BackendPool:
         dropped = self._dropped[name]
         while dropped:
             dropped.popleft().release()
+
+    def _submit_all(
+        self,
+        names: Sequence[str],
+        work: Callable[[Backend, _T], _R],
+        arguments: Sequence[_T],
+        finite: Callable[[_R], bool],
+    ) -> "list[Future[tuple[_R, bool]] | None]":
+        """The work of all backends, done; in their order."""
+        each = zip(names, arguments, strict=True)
+        calls = [(name, partial(self._submit, name, work, argument, finite)) for name, argument in each]
+        futures = self._threads.all_of(calls)
+        self._lead.end(self._times)
+        return futures
 
     def _submit(
         self, name: str, work: Callable[[Backend, _T], _R], argument: _T, finite: Callable[[_R], bool]
@@ -250,15 +237,11 @@ class BackendPool:
                 self.usage[name].busy_s += busy_s
                 self.usage[name].jobs += 1
 
-        return self._threads[name].submit(timed)
+        return self._threads.submit(name, timed)
 
     def _begin(self) -> None:
         self._times = {}
         self._lead.begin()
-
-    def _wait(self, waiting: "Sequence[Future[_T] | None]") -> None:
-        wait([future for future in waiting if future is not None])
-        self._lead.end(self._times)
 
     def _forward_result(
         self, job: PartJob, future: "Future[tuple[tuple[Outputs, PartSaved], bool]] | None"
@@ -329,7 +312,7 @@ class BackendPool:
         loaded = self._load(backend, job)
         results = [
             backend.forward(one, inputs, inner=job.inner, keep=job.keep)
-            for one, inputs in zip(loaded, _inputs_of(job), strict=True)
+            for one, inputs in zip(loaded, inputs_of(job), strict=True)
         ]
         outputs = results[0][0]
         if len(results) > 1:
@@ -345,13 +328,11 @@ class BackendPool:
         kept = self._loaded[job.backend]
         slot = (job.slot, job.strategy)
         version, loaded = kept.get(slot, (None, []))
-        if loaded and version == job.version and loaded[0].shape == _shapes_of(job)[0]:
+        if loaded and version == job.version and loaded[0].shape == shapes_of(job)[0]:
             return loaded
         for one in loaded:
             one.release()
-        loaded = [
-            backend.load(shape, weights) for shape, weights in zip(_shapes_of(job), _weights_of(job), strict=True)
-        ]
+        loaded = [backend.load(shape, weights) for shape, weights in zip(shapes_of(job), weights_of(job), strict=True)]
         kept[slot] = (job.version, loaded)
         return loaded
 
@@ -379,18 +360,4 @@ _REPEATED = ""
 
 
 def _is_finite_forward(result: tuple[Outputs, PartSaved]) -> bool:
-    return bool(np.isfinite(result[0].y).all())
-
-
-def _shapes_of(job: PartJob) -> list[Shape]:
-    return computed_as(job.shape, job.strategy)
-
-
-def _weights_of(job: PartJob) -> list[Mapping[str, Array]]:
-    each = range(len(_shapes_of(job)))
-    return [part_weights(job.shape, job.weights, each[i : i + 1]) for i in each] if len(each) > 1 else [job.weights]
-
-
-def _inputs_of(job: PartJob) -> list[Inputs]:
-    each = range(len(_shapes_of(job)))
-    return [part_inputs(job.shape, job.inputs, each[i : i + 1]) for i in each] if len(each) > 1 else [job.inputs]
+    return has_only_numbers(result[0].y)

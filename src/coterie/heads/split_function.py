@@ -14,7 +14,8 @@ from torch.autograd.function import FunctionCtx
 from coterie.backends.shares import Array, Inputs, Need, Shape
 from coterie.heads.dealing import joined, part_inner, part_inputs, part_shape, part_weights
 from coterie.heads.effective import WeightVersion
-from coterie.heads.pool import BackendPool, PartJob, PartSaved
+from coterie.heads.part_job import PartJob
+from coterie.heads.pool import BackendPool, PartSaved
 from coterie.planner.head_allocation import PartShare
 
 
@@ -227,10 +228,10 @@ def _joined(pool: BackendPool, parts: Sequence[Mapping[str, Array]]) -> dict[str
 
 
 def _sum(parts: Sequence[Array]) -> Array:
-    """In the parts' order, so that it is the same each time."""
+    """In the parts' order, so that it is the same each time; in the first one's memory, if it may be written to."""
     if len(parts) == 1:
         return parts[0]
-    total = parts[0] + parts[1]
+    total = np.add(parts[0], parts[1], out=parts[0] if parts[0].flags.writeable else None)
     for part in parts[2:]:
         total += part
     return total

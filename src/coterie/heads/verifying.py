@@ -1,16 +1,12 @@
 """Whether a backend still computes rightly in mid-run: one row of a share in torch too, now and then."""
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from coterie.backends.self_test import relative_error
 from coterie.backends.shares import Array, Gradients, Need, Outputs
 from coterie.backends.torch_backend import TorchBackend
 from coterie.heads.dealing import row_of
-
-if TYPE_CHECKING:
-    from coterie.heads.pool import PartJob
+from coterie.heads.part_job import PartJob
 
 VERIFY_EVERY = 19
 """Every so many forwards of a backend, one row of its share is computed in torch too, and compared; later that row's
@@ -23,10 +19,19 @@ VERIFIED = 1e-3
 def is_finite(grads: Gradients) -> bool:
     """Whether all gradients are."""
     arrays = (*(() if grads.x is None else (grads.x,)), *grads.weights.values(), *grads.added.values())
-    return all(bool(np.isfinite(array).all()) for array in arrays)
+    return all(has_only_numbers(array) for array in arrays)
 
 
-def wrong_row(torch: TorchBackend, job: "PartJob", row: int | None, outputs: Outputs) -> str:
+def has_only_numbers(array: Array) -> bool:
+    """Whether all entries are finite: by one product where it is, which reads them once and needs no memory."""
+    flat = array.reshape(-1)
+    with np.errstate(over="ignore", invalid="ignore"):
+        product = np.dot(flat, flat)
+    # Large numbers have squares that are not finite.
+    return bool(np.isfinite(product)) or bool(np.isfinite(array).all())
+
+
+def wrong_row(torch: TorchBackend, job: PartJob, row: int | None, outputs: Outputs) -> str:
     """What is wrong with a row of a forward, or nothing; None: none is to be looked at."""
     if row is None:
         return ""
@@ -36,7 +41,7 @@ def wrong_row(torch: TorchBackend, job: "PartJob", row: int | None, outputs: Out
 
 def wrong_gradient(
     torch: TorchBackend,
-    job: "PartJob",
+    job: PartJob,
     row: int | None,
     above: tuple[Array, Need, Array | None],
     grads: Gradients,

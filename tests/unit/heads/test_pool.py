@@ -5,6 +5,7 @@ import threading
 
 import numpy as np
 import pytest
+import torch
 
 from coterie.backends.backend import BackendInfo
 from coterie.backends.checks import added_widths, weight_shapes
@@ -14,7 +15,8 @@ from coterie.backends.shares import AttentionInputs, AttentionShape, Gradients, 
 from coterie.backends.torch_backend import TorchBackend
 from coterie.errors import BackendError
 from coterie.heads.dealing import count_of, joined, part_inner, part_inputs, part_shape, part_weights
-from coterie.heads.pool import BackendPool, PartJob
+from coterie.heads.part_job import PartJob
+from coterie.heads.pool import BackendPool
 from coterie.heads.verifying import VERIFY_EVERY
 
 ATTENTION = AttentionShape(
@@ -240,3 +242,43 @@ def test_a_closed_pool_has_no_threads(faulty):
     assert not any(thread.name.startswith("faulty") for thread in threading.enumerate())
     assert pool.usage["faulty"].jobs == 2
     assert pool.usage["faulty"].busy_s > 0
+
+
+def test_torch_on_the_processor_computes_in_the_thread_that_waits_for_the_others(pool, faulty):
+    here = threading.get_ident()
+    assert pool.call("torch", lambda _: threading.get_ident()) == here
+    run(pool, ATTENTION, {"torch": 3, "faulty": 3})
+    assert faulty.threads
+    assert here not in faulty.threads
+
+
+def test_others_are_at_work_before_torch_begins(pool):
+    begun, waited = threading.Event(), []
+    pool.call_together({"torch": lambda _: waited.append(begun.wait(60)), "numpy": lambda _: begun.set()})
+    assert waited == [True]
+
+
+def test_an_error_in_the_callers_thread_comes_when_all_have_ended(pool):
+    ended = []
+
+    def fail(_backend):
+        raise BackendError("no more")
+
+    with pytest.raises(BackendError, match="no more"):
+        pool.call_together({"torch": fail, "numpy": lambda _: ended.append(1)})
+    assert ended
+
+
+def test_weights_that_came_within_an_inference_may_be_trained_later(pool):
+    with torch.inference_mode():
+        first = run(pool, NEURONS, {"torch": 15, "numpy": 15})
+    again = run(pool, NEURONS, {"torch": 15, "numpy": 15})
+    np.testing.assert_array_equal(first[0], again[0])
+
+
+def test_what_torch_keeps_is_none_of_the_callers_saved_tensors(pool):
+    def forbidden(tensor):
+        raise AssertionError(f"the caller's hook was given {tensor.shape}")
+
+    with torch.autograd.graph.saved_tensors_hooks(forbidden, forbidden):
+        run(pool, ATTENTION, {"torch": 3, "numpy": 3})
