@@ -22,6 +22,7 @@ from coterie.heads.install import install_split
 from coterie.heads.pool import BackendPool
 from coterie.heads.shapes import block_shapes
 from coterie.jobs.model_spec import ModelSpec
+from coterie.measure.allocator import free_memory, set_aside
 from coterie.measure.backend_profile import ProfileSettings, profile_backends
 from coterie.measure.share_work import Conditions
 from coterie.measure.stand_in_weights import StandInWeights
@@ -110,6 +111,7 @@ class LayerBench:
 
     def __init__(self, shape: str, rows: int, tokens: int, budget_s: float, *, slow_down: float = 1) -> None:
         torch.set_num_threads(1)
+        set_aside()
         self._folder = tempfile.TemporaryDirectory()
         self.scalings: list[float] = []
         config = BertConfig(**MADE_UP[shape], attention_probs_dropout_prob=0.0, hidden_dropout_prob=0.0)
@@ -136,6 +138,7 @@ class LayerBench:
         self._counts = (count_of(shapes.attention), count_of(shapes.neurons))
         others = self._alone(_other(self.allocation.attention), _other(self.allocation.neurons))
         self._stages = [self._stage(None), others, self._stage(self.allocation)]
+        free_memory()  # as a worker does before a stage runs
 
     def __enter__(self) -> Self:
         return self

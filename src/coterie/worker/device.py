@@ -8,10 +8,12 @@ from coterie.cluster.messages import Profiled, ProfileRequest
 from coterie.errors import UsageError
 from coterie.ids import WorkerId
 from coterie.logs import get_logger
+from coterie.measure.allocator import set_aside
 from coterie.measure.budget import memory_budget
 from coterie.measure.cached import keep, refreshed_device_profile
 from coterie.measure.device_profile import profile_device
 from coterie.measure.keys import device_profile_key
+from coterie.models.anatomy import describe
 from coterie.profiles.cache import ProfileCache
 from coterie.profiles.cluster_profile import DeviceProfile, DeviceType, plannable_bytes
 from coterie.profiles.head_allocation import HeadAllocation
@@ -55,6 +57,8 @@ def measured_device(
         sharing: Its compute backends, if more than torch may take part; they are measured first.
     """
     clock = clock or SystemClock()
+    describe(request.spec)  # imports its library
+    set_aside()
     if sharing is not None:
         sharing.measure(request)
     speed = settings.full_speed if settings.full_speed < 1 else None

@@ -10,6 +10,7 @@ from coterie.cluster.shard_messages import ShardOffer
 from coterie.errors import BackendError, CoterieError, NetworkError, OutOfMemoryError, ProtocolError, WorkerLostError
 from coterie.ids import WorkerId
 from coterie.logs import get_logger
+from coterie.measure.allocator import set_aside
 from coterie.models.anatomy import describe
 from coterie.transport.frame import Frame
 from coterie.transport.stream_link import StreamLink
@@ -128,6 +129,7 @@ class Seating:
             self._intake.forget()
             # The first look at a model imports its library: many seconds on a slow device, in which the loop must beat.
             await asyncio.to_thread(describe, assign.spec)
+            set_aside()
             lacking = self._holdings.lacking(assign.held_units)
             has_let_go = self._holdings.keep_only(assign.spec, set(assign.held_units) & own_units(assign))
             if had_stage or has_let_go:

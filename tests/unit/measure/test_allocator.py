@@ -1,12 +1,14 @@
+import gc
 import os
 import platform
 import subprocess
 import sys
+import weakref
 
 import pytest
 
 from coterie.measure import allocator
-from coterie.measure.allocator import tight_environment, trim_heap, use_tight_allocator
+from coterie.measure.allocator import free_memory, set_aside, tight_environment, trim_heap, use_tight_allocator
 
 glibc_only = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has these settings")
 
@@ -59,3 +61,18 @@ def test_a_system_without_glibc_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(allocator.sys, "platform", "darwin")
     assert use_tight_allocator() is False
     assert trim_heap() is False
+
+
+def test_what_is_set_aside_is_collected_when_memory_is_freed() -> None:
+    class Knot:
+        pass
+
+    knot = Knot()
+    knot.itself = knot  # type: ignore[attr-defined] # refers to itself, as a model's modules do
+    gone = weakref.ref(knot)
+    set_aside()
+    del knot
+    gc.collect()
+    assert gone() is not None, "no collection looks at it"
+    free_memory()
+    assert gone() is None
