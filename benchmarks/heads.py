@@ -4,7 +4,7 @@ torch has one thread, PoCL one compute unit, NumPy one thread: three backends fo
 leaves one out (the paper's Figures 2 and 6); "other" is the one that it takes beside torch. Everything that is compared
 alternates within one run. The ideal is `1/(1/t1 + 1/t2)` of the times that the two backends take with nothing beside
 them; "of both beside" is the same of the times that they take while the other computes a layer of its own: all that two
-cores of this machine give at that moment. Layers are timed by the clock, on two free cores; whole steps on emulated
+cores of this machine give at that moment. Rounds in which others took a core do not count, as long as enough are left. Layers are timed by the clock, on two free cores; whole steps on emulated
 devices, which count CPU seconds: a device's own, and those of the slowest of its backends where several work at once.
 """
 
@@ -17,7 +17,7 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("POCL_MAX_PTHREAD_COUNT", "1")
 
-from heads_layers import SHAPES, LayerBench, Timed
+from heads_layers import FREE, LEAST_FREE, SHAPES, LayerBench, Timed
 from heads_steps import VARIANTS, StepBench
 from reporting import Report, parse_arguments
 
@@ -39,7 +39,9 @@ def layers(report: Report, rounds: int, budget_s: float) -> dict[str, dict[str, 
             low, middle, high = statistics.quantiles(bench.scalings, n=4)
             report.note(
                 f"between the rounds of {shape} two plain matrix loops at once did {middle:.2f} times the work of one "
-                f"(quartiles {low:.2f} and {high:.2f}; 2 on a machine that is free)"
+                f"(quartiles {low:.2f} and {high:.2f}; 2 on a machine that is free); {bench.free_rounds} of "
+                f"{bench.rounds} rounds had at least {FREE} before and after them, and count, or all if fewer than "
+                f"{LEAST_FREE} for a row"
             )
     rows = [
         (
