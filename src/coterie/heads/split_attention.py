@@ -179,10 +179,11 @@ def _kept(hidden: Tensor, heads: int, share: float) -> Mask:
     """What dropout keeps of the probabilities [B,H,T,T], drawn as torch's attention on the processor draws it.
 
     Fused attention of an accelerator draws within its kernel; there a split block drops others, of the same share.
+    Drawn as bytes: the same numbers of the generator, and no passes over floats, which no backend could share.
     """
     rows, tokens, _ = hidden.shape
-    ones = torch.ones(rows, heads, tokens, tokens, device=hidden.device)
-    kept: Mask = (functional.dropout(ones, share) != 0).to("cpu", torch.uint8).numpy()
+    drawn = torch.empty(rows, heads, tokens, tokens, dtype=torch.uint8, device=hidden.device).bernoulli_(1 - share)
+    kept: Mask = drawn.to("cpu").numpy()
     return kept
 
 
