@@ -1,5 +1,6 @@
 """Which thread calls which backend: one of its own, or that of whoever waits for all of them."""
 
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, TypeVar
@@ -18,6 +19,7 @@ class BackendThreads:
 
     def __init__(self, names: Iterable[str]) -> None:
         self._threads = {name: ThreadPoolExecutor(1, thread_name_prefix=name) for name in names if name != PROCESSOR}
+        self._callers = threading.RLock()  # one at a time, as in a thread: who closes a pool waits for who computes
         for thread in self._threads.values():
             thread.submit(int)  # begins it: where profiles are kept the first job comes under an enforced memory limit
 
@@ -27,7 +29,9 @@ class BackendThreads:
             return self._threads[name].submit(work, *args)
         future: Future[_T] = Future()
         try:
-            future.set_result(work(*args))
+            with self._callers:
+                result = work(*args)
+            future.set_result(result)
         except Exception as error:  # a thread would keep it for whoever asks for the result
             future.set_exception(error)
         return future

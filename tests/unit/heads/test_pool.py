@@ -282,3 +282,23 @@ def test_what_torch_keeps_is_none_of_the_callers_saved_tensors(pool):
 
     with torch.autograd.graph.saved_tensors_hooks(forbidden, forbidden):
         run(pool, ATTENTION, {"torch": 3, "numpy": 3})
+
+
+def test_who_closes_a_pool_waits_for_who_computes_in_it(pool):
+    begun, end, order = threading.Event(), threading.Event(), []
+
+    def compute(_backend):
+        begun.set()
+        end.wait(60)
+        order.append("computed")
+
+    computing = threading.Thread(target=pool.call, args=("torch", compute))
+    computing.start()
+    begun.wait(60)
+    closing = threading.Thread(target=lambda: (pool.close(), order.append("closed")))
+    closing.start()
+    closing.join(0.1)
+    end.set()
+    for thread in (computing, closing):
+        thread.join(60)
+    assert order == ["computed", "closed"]
