@@ -50,17 +50,17 @@ def trim_heap() -> bool:
 def free_memory() -> None:
     """Collect what only refers to itself (a model's modules do), and give what is free back to the system."""
     gc.unfreeze()
-    gc.collect()
     set_aside()
     trim_heap()
 
 
 def set_aside() -> None:
-    """Have garbage collections look no more at the objects that there are now, until `free_memory`.
+    """Collect, then have garbage collections look no more at the objects that are left, until `free_memory`.
 
     Imported libraries are half a million of them: a full collection takes a third of a second, and training on several
     backends begins one every few steps.
     """
+    gc.collect()  # what is garbage now would stay
     gc.freeze()
 
 

@@ -129,7 +129,7 @@ class Seating:
             self._intake.forget()
             # The first look at a model imports its library: many seconds on a slow device, in which the loop must beat.
             await asyncio.to_thread(describe, assign.spec)
-            set_aside()
+            await asyncio.to_thread(set_aside)
             lacking = self._holdings.lacking(assign.held_units)
             has_let_go = self._holdings.keep_only(assign.spec, set(assign.held_units) & own_units(assign))
             if had_stage or has_let_go:

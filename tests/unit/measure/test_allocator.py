@@ -70,7 +70,12 @@ def test_what_is_set_aside_is_collected_when_memory_is_freed() -> None:
     knot = Knot()
     knot.itself = knot  # type: ignore[attr-defined] # refers to itself, as a model's modules do
     gone = weakref.ref(knot)
+    other = Knot()
+    other.itself = other  # type: ignore[attr-defined] # as above
+    garbage = weakref.ref(other)
+    del other
     set_aside()
+    assert garbage() is None, "what is garbage by then must not stay"
     del knot
     gc.collect()
     assert gone() is not None, "no collection looks at it"
