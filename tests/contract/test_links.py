@@ -10,7 +10,7 @@ from contextlib import AbstractAsyncContextManager
 import numpy as np
 import pytest
 
-from coterie.errors import NetworkError, ProtocolError
+from coterie.errors import NetworkError, OutOfMemoryError, ProtocolError
 from coterie.transport.frame import Frame, FrameHeader, TensorSpec
 from coterie.transport.limits import Limits
 from coterie.transport.link import Link
@@ -55,6 +55,52 @@ def test_frames_arrive_whole_and_in_order_both_ways(carrier: str, pair: Pair) ->
                     frame = await receiver.receive()
                     assert frame.header == frame_of(step * 37, step=step).header
                     assert bytes(frame.buffers[0]) == bytes([step]) * (step * 37)
+
+    run(test)
+
+
+class Scarce:
+    """numpy, whose memory lacks for so many arrays."""
+
+    def __init__(self, failures: float) -> None:
+        self.failures = failures
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(np, name)
+
+    def empty(self, *sizes: object) -> object:
+        if self.failures > 0:
+            self.failures -= 1
+            raise MemoryError
+        return np.empty(*sizes)  # type: ignore[call-overload] # as it was called
+
+
+@pytest.mark.parametrize("carrier", STREAMS)
+def test_a_frame_waits_until_there_is_memory_for_it(carrier: str, pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test() -> None:
+        async with pair(carrier) as (one, other):
+            await one.send(frame_of(7, step=1))
+            await other.receive()
+            monkeypatch.setattr("coterie.transport.wire.np", Scarce(3))
+            for step in range(3):
+                await one.send(frame_of(2 * MIB, step=step))
+            for step in range(3):
+                assert bytes((await other.receive()).buffers[0]) == bytes([step]) * 2 * MIB
+
+    run(test)
+
+
+@pytest.mark.parametrize("carrier", STREAMS)
+def test_a_frame_for_which_there_never_is_memory_closes_the_link(
+    carrier: str, pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test() -> None:
+        async with pair(carrier) as (one, other):
+            monkeypatch.setattr("coterie.transport.stream_link.MEMORY_PATIENCE_S", 0.3)
+            monkeypatch.setattr("coterie.transport.wire.np", Scarce(float("inf")))
+            await one.send(frame_of(7, step=1))
+            with pytest.raises(OutOfMemoryError, match="no memory for a received frame with 7 B of tensors"):
+                await other.receive()
 
     run(test)
 

@@ -16,7 +16,7 @@ import asyncio
 import ssl
 from collections import deque
 
-from coterie.errors import CoterieError, NetworkError, ProtocolError, VersionMismatchError
+from coterie.errors import CoterieError, NetworkError, OutOfMemoryError, ProtocolError, VersionMismatchError
 from coterie.logs import get_logger
 from coterie.transport.frame import Frame, FrameHeader
 from coterie.transport.limits import Limits
@@ -34,6 +34,10 @@ TLS_CHUNK_BYTES = 64 * 1024
 TURN_BYTES = 4 * MIB
 """Written before other tasks get their turn, should the socket never fill."""
 CLOSE_TIMEOUT_S = 5.0
+MEMORY_PATIENCE_S = 8.0
+"""How long a frame that finds no memory is waited with: a stage that ends gives its memory back in a moment. Less than
+the silence after which a peer counts as lost."""
+MEMORY_RETRY_S = 0.1
 MAX_UNREAD_BYTES = 8 * MIB
 FRAME_OBJECTS_BYTES = 1024
 """What a frame that nobody has read costs beside its bytes; a flood of empty frames must pause reading, too."""
@@ -80,6 +84,7 @@ class StreamLink(asyncio.BufferedProtocol):
         self._unread_bytes = 0
         self._writing_paused = False
         self._reading_paused = False
+        self._patience_end_s: float | None = None
         self._closing = False
         self._error: CoterieError | None = None
         self._arrived = asyncio.Event()
@@ -160,10 +165,7 @@ class StreamLink(asyncio.BufferedProtocol):
             await self._arrived.wait()
         frame = self._inbox.popleft()
         self._unread_bytes -= _held_bytes(frame)
-        if self._reading_paused and self._unread_bytes <= self.max_unread_bytes:
-            self._reading_paused = False
-            if self._transport is not None and not self._transport.is_closing():
-                self._transport.resume_reading()
+        self._update_reading()
         return frame
 
     def share_memory(self) -> None:
@@ -239,16 +241,23 @@ class StreamLink(asyncio.BufferedProtocol):
             if frame is not None and frame.header == MEMORY_NOTE:
                 self._agree_on_memory()
                 return
+        except OutOfMemoryError as error:
+            self._wait_for_memory(error)
+            return
         except CoterieError as error:
             _log.info("link closed: %s", error.message)
             if isinstance(error, VersionMismatchError) and self._transport is not None:
                 self._transport.write(version_mark())  # so that the peer can name both versions too
             self.abort(error)
             return
+        self._patience_end_s = None
         if self._low_water is not None:
             self._low_water.expect(self._reader.missing_bytes)
         if frame is not None:
-            self._deliver(frame)
+            self._inbox.append(frame)
+            self._arrived.set()
+            self._unread_bytes += _held_bytes(frame)
+        self._update_reading()
 
     def eof_received(self) -> bool:
         """The peer sends no more: close."""
@@ -296,13 +305,28 @@ class StreamLink(asyncio.BufferedProtocol):
             self._drained.clear()
         self._pump()
 
-    def _deliver(self, frame: Frame) -> None:
-        self._inbox.append(frame)
-        self._arrived.set()
-        self._unread_bytes += _held_bytes(frame)
-        if self._unread_bytes > self.max_unread_bytes and not self._reading_paused and self._transport is not None:
-            self._reading_paused = True
+    def _update_reading(self) -> None:
+        """Read on, or not: while too much waits to be taken, or memory for the frame that has begun is lacking."""
+        pauses = self._unread_bytes > self.max_unread_bytes or self._patience_end_s is not None
+        if pauses == self._reading_paused or self._transport is None or self._transport.is_closing():
+            return
+        self._reading_paused = pauses
+        if pauses:
             self._transport.pause_reading()
+        else:
+            self._transport.resume_reading()
+
+    def _wait_for_memory(self, error: OutOfMemoryError) -> None:
+        """Try again in a moment, for some seconds; the peer waits, as its bytes are not taken."""
+        loop = asyncio.get_running_loop()
+        if self._patience_end_s is None:
+            _log.info("%s: waiting for some", error.message)
+            self._patience_end_s = loop.time() + MEMORY_PATIENCE_S
+            self._update_reading()
+        if loop.time() < self._patience_end_s:
+            loop.call_later(MEMORY_RETRY_S, self.buffer_updated, 0)
+        else:
+            self.abort(error)
 
     def _pump(self) -> None:
         turn_bytes = 0

@@ -111,7 +111,8 @@ class FrameReader:
         Raises:
             ProtocolError: The bytes are no frame, or one over the limits, or its tensors lie outside the shared memory.
             VersionMismatchError: The peer speaks another version of the wire format.
-            OutOfMemoryError: The frame is within the limits but memory for it cannot be had.
+            OutOfMemoryError: The frame is within the limits but memory for it cannot be had; with a `count` of 0 it is
+                tried again.
         """
         self._filled += count
         if self._header is not None:
