@@ -254,9 +254,7 @@ class StreamLink(asyncio.BufferedProtocol):
         if self._low_water is not None:
             self._low_water.expect(self._reader.missing_bytes)
         if frame is not None:
-            self._inbox.append(frame)
-            self._arrived.set()
-            self._unread_bytes += _held_bytes(frame)
+            self._deliver(frame)
         self._update_reading()
 
     def eof_received(self) -> bool:
@@ -304,6 +302,11 @@ class StreamLink(asyncio.BufferedProtocol):
         if self._unsent_bytes > self._max_unsent_bytes:
             self._drained.clear()
         self._pump()
+
+    def _deliver(self, frame: Frame) -> None:
+        self._inbox.append(frame)
+        self._arrived.set()
+        self._unread_bytes += _held_bytes(frame)
 
     def _update_reading(self) -> None:
         """Read on, or not: while too much waits to be taken, or memory for the frame that has begun is lacking."""
