@@ -6,12 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 
 from coterie.backends.backend import BackendInfo
+from coterie.backends.torch_backend import PROCESSOR
 
-_OWN_THREAD = ("torch", "numpy")
+_OWN_THREAD = (PROCESSOR, "numpy")
 """Backends that compute in the thread that calls them, as long as they have one."""
-
-_CALLERS_THREAD = "torch"
-"""The one that computes in the thread that waits for all others: who counts that thread's time has counted it."""
 
 
 class JobTime(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,5 +64,5 @@ class Lead:
             ),
             default=0.0,
         )
-        own = times.get(_CALLERS_THREAD)
+        own = times.get(PROCESSOR)  # in the caller's thread (`BackendThreads`): who counts its time has counted this
         self.cpu_s += slowest_s - (own.cpu_s if own is not None else 0.0)
