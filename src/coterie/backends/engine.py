@@ -4,6 +4,7 @@ OpenCL and WebGPU differ in how memory is reached and how a kernel is started, n
 kernels in order and come back at once; only `download` waits.
 """
 
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import msgspec
@@ -115,12 +116,70 @@ class Positions(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     per_row: bool
 
 
+class Heads(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """A micro-batch's attention between the projections.
+
+    Attributes:
+        q: [B,T,H,d].
+        k: [B,T,G,d].
+        v: The same.
+        probabilities: [B,H,T,T], before dropout.
+        rows: B.
+        tokens: T.
+        heads: H.
+        groups: G.
+        head_dim: d.
+        scale: Of the scores.
+        keep: Dropout's mask, if any.
+        keep_scale: Its factor.
+    """
+
+    q: Buffer
+    k: Buffer
+    v: Buffer
+    probabilities: Buffer
+    rows: int
+    tokens: int
+    heads: int
+    groups: int
+    head_dim: int
+    scale: float
+    keep: Buffer | None
+    keep_scale: float
+
+    @property
+    def scores(self) -> int:
+        """How many there are."""
+        return self.rows * self.heads * self.tokens**2
+
+
+class Mixer(Protocol):
+    """Kernels that do all of attention between the projections, a few rows of scores at a time."""
+
+    def takes(self, heads: Heads) -> bool:
+        """Whether they can do these: a row of scores may be too long."""
+        ...
+
+    def forward(self, heads: Heads, bias: Buffer | None, strides: tuple[int, int, int], inner: Buffer) -> None:
+        """Fill in the probabilities, and mix values into `inner` [B,T,H,d]; the bias's strides: those of B, H, T."""
+        ...
+
+    def backward(self, heads: Heads, d_inner: Buffer, gradients: Mapping[str, Buffer]) -> None:
+        """Gradients of queries, keys and values, into those of `q`, `k` and `v`."""
+        ...
+
+
 class Engine(Protocol):
     """A device with its kernels. `n` counts floats; rows are rows of a matrix."""
 
     @property
     def info(self) -> BackendInfo:
         """Where it runs."""
+        ...
+
+    @property
+    def mixer(self) -> Mixer | None:
+        """What does attention between the projections, where the device has better than products."""
         ...
 
     def take(self, n: int) -> Buffer:

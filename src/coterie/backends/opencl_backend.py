@@ -1,13 +1,12 @@
-"""OpenCL devices by pyopencl, with kernels of our own (`opencl_kernels.cl`).
+"""OpenCL devices by pyopencl, with kernels of our own (`opencl_kernels.cl`, `opencl_attention.cl`).
 
 GPUs multiply by local-memory tiles. Processors (PoCL, Intel's runtime) multiply panels of packed operands by a register
 tile, in the order that keeps them in the caches; there memory is shared, so inputs and results are used where they
-lie. Which form and tile is fastest is tried when a device is first used, with one small product for each candidate.
+lie. Attention between the projections is one kernel there (`opencl_mixer`). Which form and tile is fastest is tried when a device is first used, with one small product for each candidate.
 """
 
 import contextlib
 import time
-from collections.abc import Iterator
 from importlib import resources
 from typing import Any
 
@@ -17,22 +16,14 @@ import numpy.typing as npt
 from coterie.backends.backend import Backend, BackendInfo
 from coterie.backends.engine import Buffer, Positions, Product, View
 from coterie.backends.kernel_backend import KernelBackend
+from coterie.backends.opencl_driver import driver_errors, find_devices
 from coterie.backends.opencl_forms import Form, candidates, packing_key, steps_up
+from coterie.backends.opencl_mixer import OpenCLMixer
 from coterie.backends.product_words import product_words
 from coterie.backends.shares import Activation, Array, Mask
 from coterie.errors import BackendError
 
 _POOLED_BYTES = 2**30
-
-
-@contextlib.contextmanager
-def _driver_errors(name: str) -> Iterator[None]:
-    import pyopencl as cl  # noqa: PLC0415 - absent on most devices
-
-    try:
-        yield
-    except (cl.Error, MemoryError) as error:
-        raise BackendError(f"{name}: the OpenCL driver failed: {error}") from error
 
 
 def probe(threads: int) -> tuple[Backend, ...]:
@@ -41,32 +32,9 @@ def probe(threads: int) -> tuple[Backend, ...]:
     Raises:
         BackendError: pyopencl or a driver is absent.
     """
-    try:
-        import pyopencl as cl  # noqa: PLC0415 - absent on most devices
-    except ImportError as error:
-        raise BackendError(
-            f"opencl: pyopencl cannot be imported ({error})", hint="pip install 'coterie[backends]'"
-        ) from error
-    hint = "install a driver: pocl-opencl-icd for processors, or that of the GPU's maker"
-    try:
-        platforms = cl.get_platforms()
-    except cl.Error as error:
-        raise BackendError(f"opencl: no platform was found ({error})", hint=hint) from error
-    devices: list[Any] = []
-    seen: set[str] = set()
-    for platform in platforms:
-        if platform.name in seen:  # two installations of PoCL show the same processor twice
-            continue
-        with contextlib.suppress(cl.Error):  # a platform without devices says so by an error
-            found = platform.get_devices()
-            seen.add(platform.name)
-            devices += found
-    if not devices:
-        raise BackendError("opencl: its platforms have no device", hint=hint)
-    devices.sort(key=lambda device: bool(device.type & cl.device_type.CPU))
     return tuple(
         KernelBackend(OpenCLEngine(device, "opencl" if index == 0 else f"opencl:{index}", threads))
-        for index, device in enumerate(devices)
+        for index, device in enumerate(find_devices())
     )
 
 
@@ -99,7 +67,8 @@ class OpenCLEngine:
         self._in_flight: list[Any] = []
         self._kernels: dict[str, Any] = {}
         self._form = form
-        with _driver_errors(name):
+        self._mixer: OpenCLMixer | None = None
+        with driver_errors(name):
             self._context = cl.Context([device])
             self._queue = cl.CommandQueue(self._context)
             self._nothing = self.take(16)
@@ -119,9 +88,24 @@ class OpenCLEngine:
             self._kernels = self._build(self._form)
         return self._form
 
+    @property
+    def mixer(self) -> OpenCLMixer | None:
+        """On processors, whose local memory is a cache."""
+        if self._mixer is None and self.form.panels:
+            self._mixer = OpenCLMixer(
+                self.form,
+                self._start,
+                self._constant,
+                local=self._cl.LocalMemory,
+                local_bytes=self._device.local_mem_size,
+                nothing=self._nothing,
+            )
+        return self._mixer
+
     def _build(self, form: Form) -> dict[str, Any]:
-        source = resources.files("coterie.backends").joinpath("opencl_kernels.cl").read_text()
-        with _driver_errors(self._info.name):
+        folder = resources.files("coterie.backends")
+        source = "".join(folder.joinpath(name).read_text() for name in ("opencl_kernels.cl", "opencl_attention.cl"))
+        with driver_errors(self._info.name):
             # No relaxed maths: it may drop what keeps a masked row finite. `mad` only fuses c += a * b.
             program = self._cl.Program(self._context, source).build(
                 ["-cl-mad-enable", "-cl-no-signed-zeros", *form.options]
@@ -175,7 +159,7 @@ class OpenCLEngine:
         if free:
             self._pooled_bytes -= 4 * n
             return free.pop()
-        with _driver_errors(self._info.name):
+        with driver_errors(self._info.name):
             return Buffer(self._cl.Buffer(self._context, self._cl.mem_flags.READ_WRITE, size=4 * max(n, 1)), n)
 
     def give(self, buffer: Buffer) -> None:
@@ -197,7 +181,7 @@ class OpenCLEngine:
 
     def _in_place(self, array: npt.NDArray[Any]) -> Buffer:
         flags = self._cl.mem_flags.READ_WRITE | self._cl.mem_flags.USE_HOST_PTR
-        with _driver_errors(self._info.name):
+        with driver_errors(self._info.name):
             return Buffer(self._cl.Buffer(self._context, flags, hostbuf=array), array.nbytes // 4, array, constant=True)
 
     def upload(self, array: Array | Mask, *, constant: bool = True) -> Buffer:
@@ -207,7 +191,7 @@ class OpenCLEngine:
             buffer = self._in_place(data)
         else:
             buffer = self.take(-(-data.nbytes // 4))
-            with _driver_errors(self._info.name):
+            with driver_errors(self._info.name):
                 self._cl.enqueue_copy(self._queue, buffer.handle, data, is_blocking=True)
         buffer.constant = constant
         return buffer
@@ -216,7 +200,7 @@ class OpenCLEngine:
         """A weight on the device, for a processor already in the two orders that products read."""
         if not (self._shares_memory and pack and array.ndim == 2 and array.flags.writeable and self.form.panels):
             buffer = self.take(array.size)
-            with _driver_errors(self._info.name):
+            with driver_errors(self._info.name):
                 self._cl.enqueue_copy(self._queue, buffer.handle, np.ascontiguousarray(array), is_blocking=True)
             buffer.constant = True
             return buffer
@@ -246,7 +230,7 @@ class OpenCLEngine:
             result = self.read(buffer, shape)
             self.give(buffer)
             return result
-        with _driver_errors(self._info.name):
+        with driver_errors(self._info.name):
             self._wait()
             flags = self._cl.map_flags.READ
             mapped, _ = self._cl.enqueue_map_buffer(self._queue, buffer.handle, flags, 0, (buffer.floats,), np.float32)
@@ -257,13 +241,13 @@ class OpenCLEngine:
     def read(self, buffer: Buffer, shape: tuple[int, ...]) -> Array:
         """Wait, and copy the contents; the buffer is kept."""
         result = np.empty(shape, dtype=np.float32)
-        with _driver_errors(self._info.name):
+        with driver_errors(self._info.name):
             self._wait()
             self._cl.enqueue_copy(self._queue, result, buffer.handle, is_blocking=True)
         return result
 
     def _wait(self) -> None:
-        with _driver_errors(self._info.name):
+        with driver_errors(self._info.name):
             self._queue.finish()
         self._in_flight.clear()
 
@@ -271,18 +255,21 @@ class OpenCLEngine:
 
     def _start(self, name: str, sizes: tuple[int, ...], group: tuple[int, ...] | None, *arguments: Any) -> None:
         kernel = self._kernels[name]
-        with _driver_errors(self._info.name):
+        with driver_errors(self._info.name):
             kernel.set_args(*arguments)
             self._cl.enqueue_nd_range_kernel(self._queue, kernel, sizes, group)
         self._in_flight.append(arguments)  # the driver keeps no reference to what a kernel reads
 
     def _words_of(self, product: Product) -> Any:
         """The product's sizes and strides on the device; the same few come again at every step."""
-        words = product_words(product).tobytes()
+        return self._constant(product_words(product))
+
+    def _constant(self, numbers: npt.NDArray[Any]) -> Any:
+        words = numbers.tobytes()
         known = self._words.get(words)
         if known is None:
             flags = self._cl.mem_flags.READ_ONLY | self._cl.mem_flags.COPY_HOST_PTR
-            with _driver_errors(self._info.name):
+            with driver_errors(self._info.name):
                 known = self._words[words] = self._cl.Buffer(
                     self._context, flags, hostbuf=np.frombuffer(words, np.int32).copy()
                 )

@@ -41,6 +41,11 @@ class Form(msgspec.Struct, frozen=True, kw_only=True):
         return 16 if self.panels else 1
 
     @property
+    def score_rows(self) -> int:
+        """Rows of scores that the backward of attention has at a time, a multiple of the register tile's."""
+        return 8 * self.rows
+
+    @property
     def sums_at_once(self) -> int:
         """Columns that a work-item sums: several lines of a processor's cache."""
         return 8 * self.width if self.panels else 1
@@ -60,6 +65,7 @@ class Form(msgspec.Struct, frozen=True, kw_only=True):
             "W": self.width,
             "PER": self.numbers_at_once,
             "ROWS": self.rows_at_once,
+            "BLOCK": self.score_rows,
             "SUMS": self.sums_at_once // self.width,
         }
         return [f"-D{name}={value}" for name, value in values.items()]

@@ -16,44 +16,54 @@ typedef struct {
 typedef float16 numbers;
 typedef int16 conditions;
 #define LOAD_AT(j, p) vload16(j, p)
-#define STORE_AT(v, j, p) vstore16(v, j, p)
 #define OF_BYTES(p) convert_float16(vload16(0, p))
 #elif W == 8
 typedef float8 numbers;
 typedef int8 conditions;
 #define LOAD_AT(j, p) vload8(j, p)
-#define STORE_AT(v, j, p) vstore8(v, j, p)
 #define OF_BYTES(p) convert_float8(vload8(0, p))
 #else
 typedef float numbers;
 typedef int conditions;
 #define LOAD_AT(j, p) ((p)[j])
-#define STORE_AT(v, j, p) ((p)[j] = (v))
 #define OF_BYTES(p) ((float)*(p))
 #endif
 
+#if W > 1 /* where floats lie; some drivers' vstore writes a quarter at a time */
+typedef numbers loose __attribute__((aligned(4)));
+#define STORE_IN(SPACE, v, j, p) (*(SPACE loose *)((p) + W * (j)) = (v))
+#else
+#define STORE_IN(SPACE, v, j, p) ((p)[j] = (v))
+#endif
+#define STORE_AT(v, j, p) STORE_IN(__global, v, j, p)
+
 /* The last numbers of a row may be fewer than W. */
-inline numbers load_some(__global const float *p, int count, float other) {
 #if W > 1
-  if (count < W) {
-    float t[W];
-    for (int i = 0; i < W; i++) t[i] = i < count ? p[i] : other;
-    return LOAD_AT(0, t);
-  }
-#endif
-  return LOAD_AT(0, p);
+#define SOME(SUFFIX, SPACE) \
+inline numbers load_some##SUFFIX(SPACE const float *p, int count, float other) { \
+  if (count < W) { \
+    float t[W]; \
+    for (int i = 0; i < W; i++) t[i] = i < count ? p[i] : other; \
+    return LOAD_AT(0, t); \
+  } \
+  return LOAD_AT(0, p); \
+} \
+inline void store_some##SUFFIX(numbers v, SPACE float *p, int count) { \
+  if (count < W) { \
+    float t[W]; \
+    STORE_IN(__private, v, 0, t); \
+    for (int i = 0; i < count; i++) p[i] = t[i]; \
+    return; \
+  } \
+  STORE_IN(SPACE, v, 0, p); \
 }
-inline void store_some(numbers v, __global float *p, int count) {
-#if W > 1
-  if (count < W) {
-    float t[W];
-    STORE_AT(v, 0, t);
-    for (int i = 0; i < count; i++) p[i] = t[i];
-    return;
-  }
+#else
+#define SOME(SUFFIX, SPACE) \
+inline float load_some##SUFFIX(SPACE const float *p, int count, float other) { return *p; } \
+inline void store_some##SUFFIX(float v, SPACE float *p, int count) { *p = v; }
 #endif
-  STORE_AT(v, 0, p);
-}
+SOME(, __global)
+SOME(_local, __local)
 inline numbers load_keep(__global const uchar *p, int count) {
 #if W > 1
   if (count < W) {
@@ -154,17 +164,22 @@ inline numbers weave_high(numbers a, numbers b) { return (numbers)(a.s4, b.s4, a
   }
 
 /* W rows of `source`, `step` apart, of W numbers: written as columns, `pitch` from one row of the target to the next. */
-inline void transpose(__global const float *source, size_t step, __global float *target, int pitch) {
-  numbers r[W], t[W];
-  _Pragma("unroll") for (int i = 0; i < W; i++) r[i] = LOAD_AT(0, source + i * step);
-  WEAVE(r, t) WEAVE(t, r) WEAVE(r, t)
 #if W == 16
-  WEAVE(t, r)
-  _Pragma("unroll") for (int i = 0; i < W; i++) STORE_AT(r[i], 0, target + i * pitch);
+#define FROM r
+#define TURN_ALL WEAVE(r, t) WEAVE(t, r) WEAVE(r, t) WEAVE(t, r)
 #else
-  _Pragma("unroll") for (int i = 0; i < W; i++) STORE_AT(t[i], 0, target + i * pitch);
+#define FROM t
+#define TURN_ALL WEAVE(t, r) WEAVE(r, t) WEAVE(t, r)
 #endif
+#define TRANSPOSE(NAME, SPACE) \
+inline void NAME(__global const float *source, size_t step, SPACE float *target, int pitch) { \
+  numbers r[W], t[W]; \
+  _Pragma("unroll") for (int i = 0; i < W; i++) FROM[i] = LOAD_AT(0, source + i * step); \
+  TURN_ALL \
+  _Pragma("unroll") for (int i = 0; i < W; i++) STORE_IN(SPACE, r[i], 0, target + i * pitch); \
 }
+TRANSPOSE(transpose, __global)
+TRANSPOSE(transpose_local, __local)
 
 /* Panels of `WIDTH` neighbours: [z][panel][inner][WIDTH], filled up with zeros. COPY: neighbours that lie side by side;
    TURN: several steps of the summed index, which lie side by side, counted in k. */
@@ -225,7 +240,7 @@ inline void NAME(__constant Product *g, ARGUMENTS, __global const float *b, __gl
     _Pragma("unroll") for (int i = 0; i < RM; i++) if (m0 + i < g->rows) { \
       __global float *r = C + (size_t)(m0 + i) * g->c_row + n0; \
       float t[NR]; \
-      _Pragma("unroll") for (int j = 0; j < NV; j++) STORE_AT(c[i][j], j, t); \
+      _Pragma("unroll") for (int j = 0; j < NV; j++) STORE_IN(__private, c[i][j], j, t); \
       for (int j = 0; j < g->columns - n0; j++) \
         r[j] = t[j] * alpha + (with_bias ? bias[n0 + j] : 0.f) + (add ? r[j] : 0.f); \
     } \
@@ -267,62 +282,6 @@ __kernel void product_direct(__constant Product *g, __global const float *A, __g
     tile_direct(g, a, b, C, bias, pm * RM, pn * NR, kc, first, last);)
 }
 #endif
-
-/* ---------------------------------------------------------------- attention */
-
-__kernel void softmax(__global float *scores, __global const float *bias, int has_bias, int sb, int sh, int st, int heads,
-                      int tokens, int rows) {
-  const int end = min((int)(get_global_id(0) + 1) * ROWS, rows);
-  for (int r = get_global_id(0) * ROWS; r < end; r++) {
-    __global float *p = scores + (size_t)r * tokens;
-    __global const float *m = bias + (size_t)(r / tokens / heads) * sb + (size_t)(r / tokens % heads) * sh + (size_t)(r % tokens) * st;
-    numbers most = -INFINITY;
-    for (int i = 0; i < tokens; i += W) {
-      numbers v = load_some(p + i, tokens - i, -INFINITY);
-      if (has_bias) { v += load_some(m + i, tokens - i, 0.f); store_some(v, p + i, tokens - i); }
-      most = fmax(most, v);
-    }
-    const float top = most_of(most);
-    numbers total = 0.f;
-    for (int i = 0; i < tokens; i += W) {
-      const numbers v = exp(load_some(p + i, tokens - i, -INFINITY) - top);
-      store_some(v, p + i, tokens - i);
-      total += v;
-    }
-    const float factor = 1.f / sum_of(total);
-    for (int i = 0; i < tokens; i += W) store_some(load_some(p + i, tokens - i, 0.f) * factor, p + i, tokens - i);
-  }
-}
-
-__kernel void softmax_gradient(__global const float *P, __global float *D, int tokens, float scale, int rows) {
-  const int end = min((int)(get_global_id(0) + 1) * ROWS, rows);
-  for (int r = get_global_id(0) * ROWS; r < end; r++) {
-    __global const float *p = P + (size_t)r * tokens;
-    __global float *d = D + (size_t)r * tokens;
-    numbers total = 0.f;
-    for (int i = 0; i < tokens; i += W) total += load_some(p + i, tokens - i, 0.f) * load_some(d + i, tokens - i, 0.f);
-    const float mean = sum_of(total);
-    for (int i = 0; i < tokens; i += W)
-      store_some(load_some(p + i, tokens - i, 0.f) * (load_some(d + i, tokens - i, 0.f) - mean) * scale, d + i, tokens - i);
-  }
-}
-
-/* A pair's numbers are (i, i + dims/2), or (2i, 2i + 1) if interleaved; sign -1 is the transposed map. */
-__kernel void turn(__global float *target, __global const float *cosines, __global const float *sines, int heads, int head_dim,
-                   int dims, int tokens, int per_row, int interleaved, float sign, int rows) {
-  const int r = get_global_id(0);
-  if (r >= rows) return;
-  const size_t at = (size_t)(per_row ? r : r % tokens) * dims;
-  for (int h = 0; h < heads; h++) {
-    __global float *x = target + ((size_t)r * heads + h) * head_dim;
-    for (int i = 0; i < dims / 2; i++) {
-      const int u = interleaved ? 2 * i : i, v = interleaved ? 2 * i + 1 : i + dims / 2;
-      const float a = x[u], b = x[v], c = cosines[at + u], s = sign * sines[at + u];
-      x[u] = a * c - b * s;
-      x[v] = b * c + a * s;
-    }
-  }
-}
 
 /* ---------------------------------------------------------------- number by number */
 

@@ -104,6 +104,11 @@ class WebGPUEngine:
         """Where it runs."""
         return self._info
 
+    @property
+    def mixer(self) -> None:
+        """Products do it."""
+        return
+
     # Memory
 
     def take(self, n: int) -> Buffer:

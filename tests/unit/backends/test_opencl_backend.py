@@ -1,6 +1,6 @@
 """What the contract cannot see of OpenCL: memory that is used again, forms of the product, arrays read in place."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from coterie.backends.kernel_backend import KernelBackend
 from coterie.backends.opencl_backend import OpenCLEngine, probe
 from coterie.backends.opencl_forms import Form, candidates
 from coterie.backends.self_test import self_test
-from coterie.backends.shares import Array, Need, NeuronInputs, NeuronShape
+from coterie.backends.shares import Array, AttentionInputs, AttentionShape, Need, NeuronInputs, NeuronShape
 from coterie.errors import BackendError
 
 FORMS_CPU = candidates(is_cpu=True, native_width=16)
@@ -174,3 +174,63 @@ def test_a_device_without_a_driver_says_so(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(cl, "get_platforms", list)
     with pytest.raises(BackendError, match="no device"):
         probe(1)
+
+
+@pytest.mark.parametrize("form", FORMS_CPU, ids=str)
+@pytest.mark.parametrize("tokens", [1, 5, 32, 77])
+@pytest.mark.parametrize(("heads", "groups", "head_dim"), [(6, 2, 20), (3, 3, 32), (4, 1, 40)])
+@pytest.mark.parametrize("share", [0.0, 0.3], ids=["whole", "dropout"])
+def test_heads_mixed_in_one_kernel_are_those_of_products(
+    device: object, form: Form, tokens: int, heads: int, groups: int, head_dim: int, share: float
+) -> None:
+    shape = AttentionShape(
+        hidden=24, output=20, heads=heads, groups=groups, head_dim=head_dim, scale=head_dim**-0.5, biased=False
+    )
+    draw = np.random.default_rng(tokens)
+    sizes = {"wq": (heads, 24), "wk": (groups, 24), "wv": (groups, 24)}
+    weights = {
+        name: draw.standard_normal((count * head_dim, width)).astype(np.float32)
+        for name, (count, width) in sizes.items()
+    } | {"wo": draw.standard_normal((20, heads * head_dim)).astype(np.float32)}
+    given = AttentionInputs(
+        x=draw.standard_normal((2, tokens, 24)).astype(np.float32),
+        bias=draw.standard_normal((2, heads, tokens, tokens)).astype(np.float32),
+        keep=(draw.random((2, heads, tokens, tokens)) >= share).astype(np.uint8) if share else None,
+        keep_scale=1 / (1 - share),
+    )
+    gradient = draw.standard_normal((2, tokens, 20)).astype(np.float32)
+    found = []
+    for mixes in (True, False):
+        engine = OpenCLEngine(device, "opencl", 1, form=form)
+        assert engine.form is form
+        assert engine.mixer is not None
+        calls = counted_calls(engine, mixes=mixes)
+        backend = KernelBackend(engine)
+        outputs, saved = backend.forward(backend.load(shape, weights), given, inner=True)
+        found.append((outputs, backend.backward(saved, gradient, Need())))
+        assert calls == (["forward", "backward"] if mixes else [])
+        backend.close()
+    (mixed, mixed_gradients), (right, right_gradients) = found
+    np.testing.assert_allclose(mixed.inner, right.inner, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(mixed.y, right.y, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(mixed_gradients.x, right_gradients.x, rtol=1e-4, atol=1e-3)
+    for name, array in right_gradients.weights.items():
+        np.testing.assert_allclose(mixed_gradients.weights[name], array, rtol=1e-4, atol=1e-3, err_msg=name)
+
+
+def counted_calls(engine: OpenCLEngine, *, mixes: bool) -> list[str]:
+    """The mixer's calls from now on; without `mixes` it finds no room."""
+    mixer = engine.mixer
+    assert mixer is not None
+    if not mixes:
+        mixer._local_bytes = 0
+    calls: list[str] = []
+    for name in ("forward", "backward"):
+        original = getattr(mixer, name)
+
+        def call(*args: object, name: str = name, original: Callable[..., None] = original) -> None:
+            calls.append(name)
+            original(*args)
+
+        setattr(mixer, name, call)
+    return calls
