@@ -2,7 +2,8 @@
 
 GPUs multiply by local-memory tiles. Processors (PoCL, Intel's runtime) multiply panels of packed operands by a register
 tile, in the order that keeps them in the caches; there memory is shared, so inputs and results are used where they
-lie. Attention between the projections is one kernel there (`opencl_mixer`). Which form and tile is fastest is tried when a device is first used, with one small product for each candidate.
+lie, and attention between the projections is one kernel (`opencl_mixer`). Which form and tile is fastest is tried when
+a device is first used, with one small product for each candidate.
 """
 
 import contextlib

@@ -105,6 +105,9 @@ def _text(found: "BackendsProfile", method: str) -> str:
     beside = [(tried.part, _times(tried)) for tried in profile.together if tried.slowed]
     if beside:
         parts.append("\nside by side, times as long as alone\n" + aligned(beside))
+    if profile.dealing_s and len(profile.backends) > 1:
+        costs = [(part, f"{seconds * 1e3:.3g}") for part, seconds in profile.dealing_s.items()]
+        parts.append("\ndealing out and joining, ms\n" + aligned(costs))
     notes = [(b.name, f"{part}: {note}") for b in profile.backends for part, note in b.notes.items()]
     if notes:
         parts.append("\nnot wholly measured\n" + aligned(notes))

@@ -134,7 +134,7 @@ class _Split(torch.autograd.Function):
         held = _Held(layer.pool, [part for _, part in results])
         ctx.save_for_backward(held.token())
         device = call.x.device
-        y = _tensor(_sum([outputs.y for outputs, _ in results]), device)
+        y = _tensor(sum_parts([outputs.y for outputs, _ in results]), device)
         inners = [outputs.inner for outputs, _ in results if outputs.inner is not None]
         return y, _tensor(np.concatenate(inners, -1), device) if call.inner else None
 
@@ -152,10 +152,10 @@ class _Split(torch.autograd.Function):
         inners = [None if inner is None else part_inner(layer.shape, inner, part) for part in layer.parts]
         found = layer.pool.run_backward(parts, _array(gradient), need, inners)
         xs = [grads.x for grads in found if grads.x is not None]
-        weights = _joined(layer.pool, [grads.weights for grads in found])
+        weights = join_weights(layer.pool, [grads.weights for grads in found])
         added = joined([grads.added for grads in found])
         arrays = [
-            _sum(xs) if need.x else None,
+            sum_parts(xs) if need.x else None,
             *(weights[name] if need.weights else None for name in names.weights),
             *(added[name] if need.added else None for name in names.added),
         ]
@@ -217,7 +217,7 @@ def _tensor(array: Array, device: torch.device) -> Tensor:
     return torch.from_numpy(array if array.flags.writeable else array.copy()).to(device)
 
 
-def _joined(pool: BackendPool, parts: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
+def join_weights(pool: BackendPool, parts: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
     """Weights' gradients of all parts, every other one of them in a thread: megabytes, while the backends are idle."""
     names = list(parts[0])
     if len(parts) == 1 or not names:
@@ -227,7 +227,7 @@ def _joined(pool: BackendPool, parts: Sequence[Mapping[str, Array]]) -> dict[str
     return own | helped.result()
 
 
-def _sum(parts: Sequence[Array]) -> Array:
+def sum_parts(parts: Sequence[Array]) -> Array:
     """In the parts' order, so that it is the same each time; in the first one's memory, if it may be written to."""
     if len(parts) == 1:
         return parts[0]

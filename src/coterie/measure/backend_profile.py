@@ -13,7 +13,8 @@ from coterie.errors import BackendError
 from coterie.heads.pool import BackendPool
 from coterie.logs import get_logger
 from coterie.measure.cached import keep
-from coterie.measure.share_bench import Progress, ShareBench, part_counts
+from coterie.measure.dealing_cost import dealing_seconds
+from coterie.measure.share_bench import Progress, ShareBench, part_counts, part_of
 from coterie.measure.share_work import Conditions
 from coterie.measure.shares_together import TogetherBench
 from coterie.planner.head_drift import without
@@ -59,8 +60,8 @@ def profile_backends(
     all of them alike, and not the backend that happened to be measured in that minute. Each count of KV groups is
     measured in one computation and as that many computations of one group. A backend that needs more than 8 times the
     fastest's seconds for the smallest share, and more than half of what the fastest needs for the whole part, is
-    measured no further, and its profile says so. Then those that would share a part are timed side by side
-    (`shares_together`).
+    measured no further, and its profile says so. What dealing a part out costs is timed too (`dealing_cost`). Then
+    those that would share a part are timed side by side (`shares_together`).
 
     Args:
         pool: The backends.
@@ -99,8 +100,14 @@ def profile_backends(
         ),
         cores=_usable_cores(),
     )
+    shapes = [shape for shape in (attention, neurons) if shape is not None]
+    if len(pool.infos) > 1:
+        found = msgspec.structs.replace(
+            found,
+            dealing_s={part_of(shape): dealing_seconds(pool, shape, conditions, settings.clock) for shape in shapes},
+        )
     if settings.rounds_together:
-        found = _tried_together(bench, found, [shape for shape in (attention, neurons) if shape is not None], settings)
+        found = _tried_together(bench, found, shapes, settings)
     if not bench.failed:
         # A failure may pass: what another day's driver computes should be asked again.
         keep(store, key, found)
@@ -164,7 +171,7 @@ def backends_key(
     And whether they were timed `together`: where they are not, the clock counts another kind of seconds.
     """
     return profile_key(
-        "backends, alone and together",
+        "backends, alone, together and dealt out",
         attention=attention,
         neurons=neurons,
         conditions=conditions,

@@ -96,7 +96,7 @@ class ShareBench:
 
         In the first round the smallest count comes first on all of them, then the whole part, then what is between.
         """
-        part, counts = _part(shape), part_counts(shape)
+        part, counts = part_of(shape), part_counts(shape)
         last_step = self._step + ROUNDS * len(self.pool.infos) * len(counts)
         for name in self.failed:
             self.notes[name][part] = "it had failed"
@@ -114,7 +114,7 @@ class ShareBench:
 
     def _hopeful(self, names: Sequence[str], shape: Shape) -> list[str]:
         """Measure the whole part on all but those whose smallest share shows that they are of no use."""
-        part, counts = _part(shape), part_counts(shape)
+        part, counts = part_of(shape), part_counts(shape)
         order = sorted((name for name in names if self._samples[name]), key=self._smallest_s)
         kept: list[str] = []
         for name in order:
@@ -148,7 +148,7 @@ class ShareBench:
         again: bool = False,
     ) -> None:
         """Measure each count on each backend; those whose time is up are left out, `must_be_within` with a note."""
-        part, all_counts = _part(shape), part_counts(shape)
+        part, all_counts = part_of(shape), part_counts(shape)
         for count in counts:
             for name in names:
                 if name in self.failed:
@@ -176,7 +176,7 @@ class ShareBench:
         except BackendError as error:
             _LOG.warning("%s: %s", name, error.message)
             self.failed.add(name)
-            self.notes.setdefault(name, {})[_part(shape)] = f"it failed: {error.message}"
+            self.notes.setdefault(name, {})[part_of(shape)] = f"it failed: {error.message}"
             self._samples[name] = {}
         self._spent_s[name] += self._clock() - start_s
 
@@ -236,7 +236,8 @@ def rising(seconds: Iterable[float]) -> list[float]:
     return [mean for mean, many in pools for _ in range(many)]
 
 
-def _part(shape: Shape) -> Part:
+def part_of(shape: Shape) -> Part:
+    """Of a layer."""
     return "attention" if isinstance(shape, AttentionShape) else "neurons"
 
 

@@ -52,7 +52,9 @@ class ShareWork:
         x = _draw(draw, conditions.rows, conditions.tokens, shapes[0].hidden)
         self._gradient = _draw(draw, conditions.rows, conditions.tokens, shapes[0].output)
         self._need = conditions.need
-        self._shares = [(shape, _weights(draw, shape), _inputs(draw, shape, x, conditions)) for shape in shapes]
+        self._shares = [
+            (shape, random_weights(draw, shape), random_inputs(draw, shape, x, conditions)) for shape in shapes
+        ]
         self._loaded: list[Loaded] = []
 
     def once(self, backend: Backend) -> None:
@@ -79,11 +81,13 @@ def _draw(draw: np.random.Generator, *shape: int) -> Array:
     return draw.standard_normal(shape, dtype=np.float32)
 
 
-def _weights(draw: np.random.Generator, shape: Shape) -> dict[str, Array]:
+def random_weights(draw: np.random.Generator, shape: Shape) -> dict[str, Array]:
+    """Those of a share."""
     return {name: _draw(draw, *size) * np.float32(_WEIGHT_SCALE) for name, size in weight_shapes(shape).items()}
 
 
-def _inputs(draw: np.random.Generator, shape: Shape, x: Array, conditions: Conditions) -> Inputs:
+def random_inputs(draw: np.random.Generator, shape: Shape, x: Array, conditions: Conditions) -> Inputs:
+    """What a micro-batch gives a share."""
     if isinstance(shape, NeuronShape):
         return NeuronInputs(x=x, added=_added(shape, x, conditions.need))
     rows, tokens = conditions.rows, conditions.tokens

@@ -1,5 +1,6 @@
 """How many heads and neurons each backend of a device gets, so that all finish together (METHODS 1.3)."""
 
+import math
 from collections.abc import Mapping, Sequence
 from itertools import combinations
 from types import MappingProxyType
@@ -69,7 +70,8 @@ def allocate_among(
     timings, total = _timings(profiles, part)
     own = {name: found for name, found in timings.items() if name in group}
     step = None if part == "attention" else _neuron_step(total)
-    return allocate_part(own, total, step=step, least_gain=least_gain, slowed=slowed)
+    dealing_s = profiles.dealing_s.get(part, 0.0)
+    return allocate_part(own, total, step=step, least_gain=least_gain, slowed=slowed, dealing_s=dealing_s)
 
 
 def _best_group(profiles: DeviceBackends, part: Part, least_gain: float) -> PartAllocation | None:
@@ -133,6 +135,7 @@ def allocate_part(
     step: int | None = None,
     least_gain: float = LEAST_GAIN,
     slowed: Mapping[str, float] = MappingProxyType({}),
+    dealing_s: float = 0.0,
 ) -> PartAllocation:
     """The allocation whose slowest share is fastest, without backends that are not worth it.
 
@@ -148,6 +151,7 @@ def allocate_part(
             seconds between measured ones interpolated.
         least_gain: A backend stays only if the part would take at least this much longer without it (0.03: 3 %).
         slowed: How many times as long as alone a backend takes beside the others (1 if it is not here).
+        dealing_s: What shares of several backends cost beside them.
     """
     costs = [
         share_costs(name, times_as_long(of_backend, slowed.get(name, 1.0)), total, step)
@@ -158,8 +162,8 @@ def allocate_part(
     assert whole, f"no backend was measured with all {total}"
     best = min(whole, key=lambda cost: timings[cost.name][-1].seconds)
     alone_s = timings[best.name][-1].seconds
-    kept, left_out = _worth_it(costs, total, least_gain)
-    seconds, counts = _solve(kept, total)
+    kept, left_out = _worth_it(costs, total, least_gain, dealing_s)
+    seconds, counts = _solve(kept, total, dealing_s)
     # Nobody is beside a backend that is alone: its seconds are those that it took alone.
     if len(kept) == 1 or alone_s < seconds * (1 + least_gain):
         without = alone_s if len(kept) > 1 else min(alone_s, seconds)
@@ -191,15 +195,19 @@ def _noted(allocation: PartAllocation | None, profiles: DeviceBackends, part: Pa
     return msgspec.structs.replace(allocation, left_out=reasons)
 
 
-def _worth_it(costs: Sequence[ShareCosts], total: int, least_gain: float) -> tuple[list[ShareCosts], dict[str, str]]:
+def _worth_it(
+    costs: Sequence[ShareCosts], total: int, least_gain: float, dealing_s: float
+) -> tuple[list[ShareCosts], dict[str, str]]:
     """The backends without which the part takes notably longer, and why each of the others is left out."""
     kept = list(costs)
     left_out: dict[str, str] = {}
     while True:
-        seconds, counts = _solve(kept, total)
+        seconds, counts = _solve(kept, total, dealing_s)
         left_out |= {cost.name: _why_idle(cost, seconds) for cost in kept if not counts[cost.name]}
         kept = [cost for cost in kept if counts[cost.name]]
-        without = {cost.name: fastest_time([other for other in kept if other is not cost], total) for cost in kept}
+        without = {
+            cost.name: _solve([other for other in kept if other is not cost], total, dealing_s)[0] for cost in kept
+        }
         # Of equals the last goes: the first is what is named first, usually torch.
         weakest = min(reversed(kept), key=lambda cost: without[cost.name])
         if without[weakest.name] >= seconds * (1 + least_gain):
@@ -208,9 +216,13 @@ def _worth_it(costs: Sequence[ShareCosts], total: int, least_gain: float) -> tup
         kept.remove(weakest)
 
 
-def _solve(costs: Sequence[ShareCosts], total: int) -> tuple[float, dict[str, int]]:
+def _solve(costs: Sequence[ShareCosts], total: int, dealing_s: float) -> tuple[float, dict[str, int]]:
+    """Seconds, with those of dealing out if several have a share, and who has how much; none is infinitely long."""
     seconds = fastest_time(costs, total)
-    return seconds, deal(costs, total, seconds)
+    if math.isinf(seconds):
+        return seconds, {}
+    counts = deal(costs, total, seconds)
+    return seconds + (dealing_s if sum(count > 0 for count in counts.values()) > 1 else 0.0), counts
 
 
 def _share(cost: ShareCosts, count: int) -> PartShare:

@@ -74,6 +74,8 @@ class DeviceBackends(msgspec.Struct, frozen=True, kw_only=True):
         backends: Each with its timings.
         cores: Usable cores of the processor; 0 if nobody knows.
         together: Of the groups of backends that were tried side by side.
+        dealing_s: Seconds that a part costs beside its shares when several backends have one: cutting what goes in,
+            joining what comes out.
     """
 
     key: str
@@ -84,3 +86,4 @@ class DeviceBackends(msgspec.Struct, frozen=True, kw_only=True):
     backends: tuple[BackendProfile, ...]
     cores: int = 0
     together: tuple[Together, ...] = ()
+    dealing_s: dict[Part, float] = {}
