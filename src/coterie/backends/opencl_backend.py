@@ -71,7 +71,8 @@ class OpenCLEngine:
         self._mixer: OpenCLMixer | None = None
         with driver_errors(name):
             self._context = cl.Context([device])
-            self._queue = cl.CommandQueue(self._context)
+            # Unasked, PoCL's queue is that of the whole processor, whatever part of it the context was made for.
+            self._queue = cl.CommandQueue(self._context, device)
             self._nothing = self.take(16)
 
     @property

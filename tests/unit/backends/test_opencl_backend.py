@@ -176,6 +176,13 @@ def test_a_device_without_a_driver_says_so(monkeypatch: pytest.MonkeyPatch) -> N
         probe(1)
 
 
+def test_a_processor_computes_with_no_more_threads_than_it_may(device: object) -> None:
+    engine = OpenCLEngine(device, "opencl", 1)
+    assert engine.info.threads == 1
+    assert engine._queue.device.max_compute_units == 1
+    engine.close()
+
+
 @pytest.mark.parametrize("form", FORMS_CPU, ids=str)
 @pytest.mark.parametrize("tokens", [1, 5, 32, 77])
 @pytest.mark.parametrize(("heads", "groups", "head_dim"), [(6, 2, 20), (3, 3, 32), (4, 1, 40)])
