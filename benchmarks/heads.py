@@ -4,9 +4,10 @@ torch has one thread, PoCL one compute unit, NumPy one thread: three backends fo
 leaves one out (the paper's Figures 2 and 6); "other" is the one that it takes beside torch. Everything that is compared
 alternates within one run. The ideal is `1/(1/t1 + 1/t2)` of the times that the two backends take with nothing beside
 them; "of both beside" is the same of the times that they take while the other computes a layer of its own: all that two
-cores of this machine give at that moment. Layers are timed by the clock, on two free cores: rounds in which somebody
-else took one do not count, as long as enough are left. Whole steps run on emulated devices, which count CPU seconds: a
-device's own, and those of the slowest of its backends where several work at once.
+cores of this machine give at that moment; "torch on two threads" is one backend on both of them. Layers are timed by
+the clock, on two free cores: rounds in which somebody else took one do not count, as long as enough are left. Whole
+steps run on emulated devices, which count CPU seconds: a device's own, and those of the slowest of its backends where
+several work at once.
 """
 
 import os
@@ -50,6 +51,7 @@ def layers(report: Report, rounds: int, budget_s: float) -> dict[str, dict[str, 
             timed.torch_s * 1e3,
             timed.other_s * 1e3,
             timed.split_s * 1e3,
+            timed.two_threads_s * 1e3,
             timed.torch_s / timed.split_s,
             timed.ideal_s / timed.split_s,
             timed.beside_s / timed.split_s,
@@ -62,6 +64,7 @@ def layers(report: Report, rounds: int, budget_s: float) -> dict[str, dict[str, 
         "torch alone ms",
         "other alone ms",
         "shared ms",
+        "torch on two threads ms",
         "times torch alone",
         "share of ideal",
         "of both beside",
@@ -171,6 +174,8 @@ def main() -> int:
         report.figure("share_of_ideal", min(ideal), at_least=0.85)
         beside = [one.beside_s / one.split_s for parts in found.values() for one in parts.values()]
         report.figure("share_of_both_beside", min(beside), at_least=0.85)
+        two_threads = [one.two_threads_s / one.split_s for parts in found.values() for one in parts.values()]
+        report.figure("share_of_two_threads", min(two_threads))
     if "slowed" in wanted:
         sweep = slowed(report, rounds, budget_s)
         report.figure("worst_over_best_single", max(sweep.values()), at_most=1.05)

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Literal, NamedTuple, Self, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.graph import increment_version
 from transformers import BertConfig
 
@@ -56,12 +56,14 @@ Part = Literal["attention", "layer"]
 class Timed(NamedTuple):
     """Median seconds of a forward and backward: alone, shared, and each alone while the other is at work beside it.
 
-    The other is, for each part, what shares it with torch; OpenCL where nothing does.
+    The other is, for each part, what shares it with torch; OpenCL where nothing does. With two threads torch alone
+    takes both cores: what a machine without a second kind of processor has instead.
     """
 
     torch_s: float
     other_s: float
     split_s: float
+    two_threads_s: float
     torch_beside_s: float
     other_beside_s: float
 
@@ -97,6 +99,9 @@ class Slowed:
 
     def backward(self, saved: Saved, gradient: Array, need: Need, *, inner_gradient: Array | None = None) -> Gradients:
         return self._slowly(lambda: self._backend.backward(saved, gradient, need, inner_gradient=inner_gradient))
+
+    def trim(self) -> None:
+        self._backend.trim()
 
     def close(self) -> None:
         self._backend.close()
@@ -178,7 +183,12 @@ class LayerBench:
 
         def once() -> tuple[float, ...]:
             alone = [self._once(stage, part) for stage in self._stages]
-            return (*alone, *self._beside(part))
+            torch.set_num_threads(2)
+            try:
+                two_threads_s = self._once(self._stages[0], part)
+            finally:
+                torch.set_num_threads(1)
+            return (*alone, two_threads_s, *self._beside(part))
 
         return Timed(*self._medians(once, rounds))
 
@@ -285,8 +295,13 @@ def wait_until_free() -> None:
 
 
 def _attention(stage: StageModule, hidden: Tensor) -> Tensor:
-    """A block's attention with its output projection, residual and norm."""
-    output: Tensor = stage.module.bert.encoder.layer[0].attention(hidden)[0]
+    """A block's attention with its output projection and residual; the norm after it is the layer's."""
+    attention = stage.module.bert.encoder.layer[0].attention
+    norm, attention.output.LayerNorm = attention.output.LayerNorm, nn.Identity()
+    try:
+        output: Tensor = attention(hidden)[0]
+    finally:
+        attention.output.LayerNorm = norm
     return output
 
 

@@ -93,6 +93,10 @@ class Backend(Protocol):
         """
         ...
 
+    def trim(self) -> None:
+        """Give back memory that is only kept for the next call."""
+        ...
+
     def close(self) -> None:
         """End it and give back all it holds."""
         ...

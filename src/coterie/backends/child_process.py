@@ -198,6 +198,9 @@ class ChildProcessBackend:
         saved.release()
         return arrays_to_gradients(arrays)
 
+    def trim(self) -> None:
+        """What the process keeps is its own matter, and not in this one's memory."""
+
     def close(self) -> None:
         """End the process. Idempotent."""
         if self._process.poll() is None and not self._failure:

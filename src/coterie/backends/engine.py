@@ -190,6 +190,10 @@ class Engine(Protocol):
         """Give memory back; kernels that were started before may still use it."""
         ...
 
+    def trim(self) -> None:
+        """Give memory that is kept for the next launches back to the driver."""
+        ...
+
     def upload(self, array: Array | Mask, *, constant: bool = True) -> Buffer:
         """An array on the device; it may be read in place until the buffer is given back."""
         ...

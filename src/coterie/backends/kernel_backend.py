@@ -126,6 +126,10 @@ class KernelBackend:
         finally:
             saved.release()
 
+    def trim(self) -> None:
+        """Give free memory back to the driver."""
+        self._engine.trim()
+
     def close(self) -> None:
         """Give everything back."""
         self._engine.close()

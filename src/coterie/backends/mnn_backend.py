@@ -85,6 +85,9 @@ class MnnBackend:
         saved.release()
         return gradients
 
+    def trim(self) -> None:
+        """Graphs stay: each holds the memory that it computes in, and takes long to make."""
+
     def close(self) -> None:
         """Its graphs go."""
         self._graphs.clear()

@@ -121,6 +121,9 @@ class NumpyBackend:
         saved.release()
         return Gradients(x=below, weights=grads, added=added)
 
+    def trim(self) -> None:
+        """Nothing is held."""
+
     def close(self) -> None:
         """Nothing is held."""
 

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from coterie.backends.backend import Backend, BackendInfo
+from coterie.backends.buffer_pool import BufferPool
 from coterie.backends.engine import Buffer, Positions, Product, View
 from coterie.backends.kernel_backend import KernelBackend
 from coterie.backends.opencl_driver import driver_errors, find_devices
@@ -23,8 +24,6 @@ from coterie.backends.opencl_mixer import OpenCLMixer
 from coterie.backends.product_words import product_words
 from coterie.backends.shares import Activation, Array, Mask
 from coterie.errors import BackendError
-
-_POOLED_BYTES = 2**30
 
 
 def probe(threads: int) -> tuple[Backend, ...]:
@@ -62,8 +61,7 @@ class OpenCLEngine:
         )
         self._device = device
         self._shares_memory = self._is_cpu and bool(device.host_unified_memory)
-        self._pool: dict[int, list[Buffer]] = {}
-        self._pooled_bytes = 0
+        self._pool = BufferPool(self._make_buffer, self._wait)
         self._words: dict[bytes, Any] = {}
         self._in_flight: list[Any] = []
         self._kernels: dict[str, Any] = {}
@@ -157,10 +155,9 @@ class OpenCLEngine:
 
     def take(self, n: int) -> Buffer:
         """Memory, with any contents."""
-        free = self._pool.get(n)
-        if free:
-            self._pooled_bytes -= 4 * n
-            return free.pop()
+        return self._pool.take(n)
+
+    def _make_buffer(self, n: int) -> Buffer:
         with driver_errors(self._info.name):
             return Buffer(self._cl.Buffer(self._context, self._cl.mem_flags.READ_WRITE, size=4 * max(n, 1)), n)
 
@@ -169,12 +166,13 @@ class OpenCLEngine:
         self._drop_packed(buffer)
         if buffer.host is not None:
             self._in_flight.append(buffer)
-        elif self._pooled_bytes + 4 * buffer.floats <= _POOLED_BYTES:
-            buffer.constant = False
-            self._pool.setdefault(buffer.floats, []).append(buffer)
-            self._pooled_bytes += 4 * buffer.floats
         else:
-            self._in_flight.append(buffer)
+            buffer.constant = False
+            self._pool.give(buffer)
+
+    def trim(self) -> None:
+        """Give free memory back to the driver."""
+        self._pool.trim()
 
     def _drop_packed(self, buffer: Buffer) -> None:
         for packed in buffer.packed.values():
@@ -372,7 +370,5 @@ class OpenCLEngine:
 
     def close(self) -> None:
         """Give everything back."""
-        self._wait()
-        self._pool.clear()
+        self._pool.trim()
         self._words.clear()
-        self._pooled_bytes = 0

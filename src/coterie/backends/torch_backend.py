@@ -128,10 +128,14 @@ class TorchBackend:
             added={n.removeprefix("added/"): a for n, a in arrays.items() if n.startswith("added/")},
         )
 
-    def close(self) -> None:
+    def trim(self) -> None:
         """An accelerator's cached memory goes back."""
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
+
+    def close(self) -> None:
+        """The same: nothing else is held."""
+        self.trim()
 
     @contextmanager
     def _at_work(self) -> Iterator[None]:

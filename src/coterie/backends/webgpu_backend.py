@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from coterie.backends.backend import Backend, BackendInfo
+from coterie.backends.buffer_pool import BufferPool
 from coterie.backends.engine import Buffer, Positions, Product
 from coterie.backends.kernel_backend import KernelBackend
 from coterie.backends.opencl_forms import steps_up
@@ -20,7 +21,6 @@ from coterie.backends.product_words import WORDS, product_words
 from coterie.backends.shares import Activation, Array, Mask
 from coterie.errors import BackendError
 
-_POOLED_BYTES = 2**29
 _MOST_GROUPS = 65_535
 _TILE = 64
 _KINDS = {"gelu": 0, "gelu_tanh": 1, "relu": 2, "silu": 3}
@@ -93,8 +93,8 @@ class WebGPUEngine:
             self._device = adapter.request_device_sync(required_limits=limits)
         self._sources = _kernel_sources()
         self._pipelines: dict[str, Any] = {}
-        self._pool: dict[int, list[Buffer]] = {}
-        self._pooled_bytes = 0
+        # What was recorded holds the buffers that it uses.
+        self._pool = BufferPool(self._make_buffer, self._submit)
         self._words: dict[bytes, Any] = {}
         self._recorded: list[tuple[Any, Any, tuple[int, int, int]]] = []
         self._nothing = self.take(4)
@@ -113,10 +113,9 @@ class WebGPUEngine:
 
     def take(self, n: int) -> Buffer:
         """Memory, with any contents."""
-        free = self._pool.get(n)
-        if free:
-            self._pooled_bytes -= 4 * n
-            return free.pop()
+        return self._pool.take(n)
+
+    def _make_buffer(self, n: int) -> Buffer:
         if 4 * n > self._most_bytes:
             raise BackendError(
                 f"{self._info.name}: {4 * n} bytes in one buffer, and the device allows {self._most_bytes}",
@@ -129,9 +128,11 @@ class WebGPUEngine:
 
     def give(self, buffer: Buffer) -> None:
         """Give memory back; launches recorded before may still use it, as they keep their order."""
-        if self._pooled_bytes + 4 * buffer.floats <= _POOLED_BYTES:
-            self._pool.setdefault(buffer.floats, []).append(buffer)
-            self._pooled_bytes += 4 * buffer.floats
+        self._pool.give(buffer)
+
+    def trim(self) -> None:
+        """Give free memory back to the driver."""
+        self._pool.trim()
 
     def upload(self, array: Array | Mask, *, constant: bool = True) -> Buffer:
         """An array on the device."""
@@ -291,9 +292,8 @@ class WebGPUEngine:
     def close(self) -> None:
         """Give everything back."""
         self._recorded.clear()
-        self._pool.clear()
+        self._pool.trim()
         self._words.clear()
-        self._pooled_bytes = 0
 
 
 def _kernel_sources() -> dict[str, str]:

@@ -176,9 +176,9 @@ class BackendPool:
                 self._dropped[part.backend].append(part)
 
     def unload(self) -> None:
-        """Release all weights: what is computed next are other shares."""
+        """Release all weights, and memory that backends keep: what is computed next are other shares."""
         for name in self._backends:
-            self._threads.submit(name, self._release_loaded, name).result()
+            self._threads.submit(name, self._unload, name).result()
 
     def close(self) -> None:
         """End all backends. Idempotent."""
@@ -191,6 +191,14 @@ class BackendPool:
         self._release_dropped(name)
         self._release_loaded(name)
         backend.close()
+
+    def _unload(self, name: str) -> None:
+        self._release_dropped(name)
+        self._release_loaded(name)
+        try:
+            self._backends[name].trim()
+        except BackendError as error:
+            _LOG.warning("%s keeps its memory: %s", name, error.message)
 
     def _release_loaded(self, name: str) -> None:
         for _, loaded in self._loaded[name].values():

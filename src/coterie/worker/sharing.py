@@ -95,6 +95,7 @@ class DeviceSharing:
         if settings.clock is time.process_time:
             settings = msgspec.structs.replace(settings, rounds_together=0)
         self._profiles = profile_backends(self.pool, shapes.attention, shapes.neurons, conditions, settings)
+        self.pool.unload()  # what the trials took is memory that the plan does not know of
         allocation = _worth_it(allocate(self._profiles))
         self.notes += _in_words(self._profiles, allocation)
         return allocation

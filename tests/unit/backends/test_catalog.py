@@ -35,6 +35,9 @@ class Variant(NumpyBackend):
     def backward(self, saved, gradient, need, **settings):
         return super().backward(saved, gradient * np.float32(self._factor), need, **settings)
 
+    def trim(self) -> None:
+        pass
+
     def close(self) -> None:
         self.closed = True
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
-from coterie.backends.engine import Product, View
+from coterie.backends.engine import Buffer, Product, View
 from coterie.backends.kernel_backend import KernelBackend
 from coterie.backends.opencl_backend import OpenCLEngine, probe
 from coterie.backends.opencl_forms import Form, candidates
@@ -115,15 +115,14 @@ def test_memory_is_used_again_at_the_next_step(backend: KernelBackend, monkeypat
     loaded = backend.load(SHAPE, weights(1))
     engine = backend._engine
     made: list[int] = []
-    take = engine.take
+    assert isinstance(engine, OpenCLEngine)
+    make = engine._pool._make
 
-    def counting(n: int) -> object:
-        assert isinstance(engine, OpenCLEngine)
-        if not engine._pool.get(n):
-            made.append(n)
-        return take(n)
+    def counting(n: int) -> Buffer:
+        made.append(n)
+        return make(n)
 
-    monkeypatch.setattr(engine, "take", counting)
+    monkeypatch.setattr(engine._pool, "_make", counting)
     counts = []
     for seed in range(3):
         made.clear()

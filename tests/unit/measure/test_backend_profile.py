@@ -84,6 +84,9 @@ class Paced:
         saved.release()
         return Gradients()
 
+    def trim(self) -> None:
+        pass
+
     def close(self) -> None:
         self.closed = True
 

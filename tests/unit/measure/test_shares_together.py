@@ -66,6 +66,9 @@ class Steady:
         assert (gradient.shape[-1], inner_gradient) == (24, None)
         return Gradients()
 
+    def trim(self) -> None:
+        pass
+
     def close(self) -> None:
         pass
 
