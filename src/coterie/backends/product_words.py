@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from coterie.backends.engine import Product
+from coterie.errors import BackendError
 
 WORDS = np.dtype(
     [(name, np.int32) for name in ["rows", "columns", "inner", "fold", "heads", "has_bias", "accumulate"]]
@@ -20,6 +21,13 @@ def product_words(product: Product) -> npt.NDArray[Any]:
     """Sizes and strides as the kernels read them."""
     a, b, c = product.a, product.b, product.c
     words = np.zeros(1, WORDS)
+    strides = (a.batch, b.batch, c.batch, a.row, b.row, c.row)
+    if max(strides) > np.iinfo(np.int32).max:
+        raise BackendError(
+            f"a product of {product.rows} by {product.columns} for each of {product.heads} heads needs strides beyond "
+            "those of 32 bits",
+            hint="shorter rows need less",
+        )
     words[0] = (
         product.rows,
         product.columns,

@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 import msgspec
 
-from coterie.planner.share_costs import ShareCosts, deal, fastest_time, share_costs, times_as_long
+from coterie.planner.share_costs import ShareCosts, deal, fastest_time, share_costs
 from coterie.profiles.backend_profile import DeviceBackends, Part, ShareTiming
 from coterie.profiles.head_allocation import HeadAllocation, PartAllocation, PartShare
 from coterie.units import counted, format_seconds
@@ -154,27 +154,23 @@ def allocate_part(
         dealing_s: What shares of several backends cost beside them.
     """
     costs = [
-        share_costs(name, times_as_long(of_backend, slowed.get(name, 1.0)), total, step)
+        share_costs(name, of_backend, total, step, slowed.get(name, 1.0))
         for name, of_backend in timings.items()
         if of_backend
     ]
-    whole = [cost for cost in costs if timings[cost.name][-1].count == total]
-    assert whole, f"no backend was measured with all {total}"
-    best = min(whole, key=lambda cost: timings[cost.name][-1].seconds)
-    alone_s = timings[best.name][-1].seconds
+    best = min(costs, key=lambda cost: cost.alone_s)
+    assert not math.isinf(best.alone_s), f"no backend was measured with all {total}"
     kept, left_out = _worth_it(costs, total, least_gain, dealing_s)
     seconds, counts = _solve(kept, total, dealing_s)
-    # Nobody is beside a backend that is alone: its seconds are those that it took alone.
-    if len(kept) == 1 or alone_s < seconds * (1 + least_gain):
-        without = alone_s if len(kept) > 1 else min(alone_s, seconds)
-        left_out |= {cost.name: _why_dropped(seconds, without, least_gain) for cost in kept if cost is not best}
+    if best.alone_s < seconds * (1 + least_gain) and kept != [best]:
+        left_out |= {cost.name: _why_dropped(seconds, best.alone_s, least_gain) for cost in kept if cost is not best}
         left_out.pop(best.name, None)
-        kept, seconds, counts = [share_costs(best.name, timings[best.name], total, step)], alone_s, {best.name: total}
+        kept, seconds, counts = [best], best.alone_s, {best.name: total}
     left_out |= {name: "it was not measured with this part" for name, found in timings.items() if not found}
     return PartAllocation(
         shares=tuple(_share(cost, counts[cost.name]) for cost in kept),
         predicted_s=seconds,
-        best_single_s=alone_s,
+        best_single_s=best.alone_s,
         best_single=best.name,
         left_out={name: left_out[name] for name in timings if name in left_out},
     )
@@ -203,7 +199,8 @@ def _worth_it(
     left_out: dict[str, str] = {}
     while True:
         seconds, counts = _solve(kept, total, dealing_s)
-        left_out |= {cost.name: _why_idle(cost, seconds) for cost in kept if not counts[cost.name]}
+        shared_s = fastest_time(kept, total) + dealing_s
+        left_out |= {cost.name: _why_idle(cost, seconds, shared_s) for cost in kept if not counts[cost.name]}
         kept = [cost for cost in kept if counts[cost.name]]
         without = {
             cost.name: _solve([other for other in kept if other is not cost], total, dealing_s)[0] for cost in kept
@@ -217,12 +214,13 @@ def _worth_it(
 
 
 def _solve(costs: Sequence[ShareCosts], total: int, dealing_s: float) -> tuple[float, dict[str, int]]:
-    """Seconds, with those of dealing out if several have a share, and who has how much; none is infinitely long."""
-    seconds = fastest_time(costs, total)
-    if math.isinf(seconds):
-        return seconds, {}
-    counts = deal(costs, total, seconds)
-    return seconds + (dealing_s if sum(count > 0 for count in counts.values()) > 1 else 0.0), counts
+    """The least seconds, and who has how much then: one backend all, or several a share, which must be dealt out."""
+    nothing = {cost.name: 0 for cost in costs}
+    shared_s = fastest_time(costs, total)
+    single = min(costs, key=lambda cost: cost.alone_s, default=None)
+    if single is not None and single.alone_s <= shared_s + dealing_s:
+        return single.alone_s, nothing | {single.name: total}
+    return shared_s + dealing_s, nothing if math.isinf(shared_s) else deal(costs, total, shared_s)
 
 
 def _share(cost: ShareCosts, count: int) -> PartShare:
@@ -230,14 +228,16 @@ def _share(cost: ShareCosts, count: int) -> PartShare:
         backend=cost.name,
         count=count,
         strategy=cost.strategies.get(count, "fused"),
-        predicted_s=cost.seconds[count],
+        predicted_s=cost.seconds.get(count, cost.alone_s),
     )
 
 
-def _why_idle(cost: ShareCosts, seconds: float) -> str:
-    least = min(cost.seconds.values())
+def _why_idle(cost: ShareCosts, seconds: float, shared_s: float) -> str:
+    least = min(cost.seconds.values(), default=cost.alone_s)
     if least > seconds:
         return f"its smallest share takes {format_seconds(least)}, the others all of it {format_seconds(seconds)}"
+    if seconds < shared_s < math.inf:
+        return f"with it {format_seconds(shared_s)}, without it {format_seconds(seconds)}"
     return f"the others take {format_seconds(seconds)} without it, as they would with it"
 
 

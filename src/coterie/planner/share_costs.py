@@ -1,5 +1,6 @@
 """Sets of counts that backends compute within a time, and whether they add up; sets are bits of whole numbers."""
 
+import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise
@@ -11,18 +12,20 @@ from coterie.profiles.backend_profile import ShareTiming, Strategy
 
 
 class ShareCosts(msgspec.Struct, frozen=True, kw_only=True):
-    """What each possible share costs on one backend.
+    """What each possible share costs on one backend; the whole part is none, since then there is nobody beside it.
 
     Attributes:
         name: The backend's.
+        alone_s: Seconds of the whole part, by itself; infinite if that was not measured.
         step: What counts are multiples of: bit i of a set stands for the count i * step.
-        seconds: By count, 0 not among them.
+        seconds: By count, neither 0 nor all among them.
         strategies: By measured count.
         times: The different seconds, rising.
         within: The set of counts that take at most `times[i]`; 0 is always in.
     """
 
     name: str
+    alone_s: float
     step: int
     seconds: dict[int, float]
     strategies: dict[int, Strategy]
@@ -35,15 +38,20 @@ class ShareCosts(msgspec.Struct, frozen=True, kw_only=True):
         return self.within[known - 1] if known else 1
 
 
-def share_costs(name: str, timings: Sequence[ShareTiming], total: int, step: int | None) -> ShareCosts:
-    """Costs out of timings by rising count, none above `total`; for `step` see `allocate_part`."""
+def share_costs(
+    name: str, timings: Sequence[ShareTiming], total: int, step: int | None, slowed: float = 1.0
+) -> ShareCosts:
+    """Costs out of timings by rising count, none above `total`; for `step` and `slowed` see `allocate_part`."""
     assert timings, "a backend without timings has no costs"
     assert timings[-1].count <= total, f"{name} was measured with more than {total}"
-    seconds = {t.count: t.seconds for t in timings} if step is None else _interpolated(timings, step)
+    beside = times_as_long(timings, slowed)
+    seconds = {t.count: t.seconds for t in beside} if step is None else _interpolated(beside, step)
+    seconds.pop(total, None)
     unit = step or 1
     ordered = sorted((s, count // unit) for count, s in seconds.items())
     return ShareCosts(
         name=name,
+        alone_s=timings[-1].seconds if timings[-1].count == total else math.inf,
         step=unit,
         seconds=seconds,
         strategies={t.count: t.strategy for t in timings},
@@ -78,7 +86,7 @@ def _interpolated(timings: Sequence[ShareTiming], step: int) -> dict[int, float]
 
 
 def fastest_time(costs: Sequence[ShareCosts], total: int) -> float:
-    """The least time within which the backends compute `total` together; infinite if their counts cannot add up."""
+    """The least time within which several backends compute `total`; infinite if their counts cannot add up."""
     times = sorted({time for cost in costs for time in cost.times})
     index = bisect_left(times, 1, key=lambda time: int(_adds_up(costs, total, time)))
     return times[index] if index < len(times) else float("inf")

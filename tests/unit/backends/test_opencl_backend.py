@@ -9,6 +9,7 @@ from coterie.backends.engine import Buffer, Product, View
 from coterie.backends.kernel_backend import KernelBackend
 from coterie.backends.opencl_backend import OpenCLEngine, probe
 from coterie.backends.opencl_forms import Form, candidates
+from coterie.backends.product_words import product_words
 from coterie.backends.self_test import self_test
 from coterie.backends.shares import Array, AttentionInputs, AttentionShape, Need, NeuronInputs, NeuronShape
 from coterie.errors import BackendError
@@ -240,3 +241,10 @@ def counted_calls(engine: OpenCLEngine, *, mixes: bool) -> list[str]:
 
         setattr(mixer, name, call)
     return calls
+
+
+def test_strides_beyond_32_bits_are_the_backends_failure_and_not_the_steps() -> None:
+    buffer = Buffer(None, 1)
+    far = View(buffer=buffer, row=8192, batch=32 * 8192**2, head=8192**2)
+    with pytest.raises(BackendError, match="8192 by 8192 for each of 32 heads needs strides beyond"):
+        product_words(Product(a=far, b=far, c=far, rows=8192, columns=8192, inner=64, heads=32))
