@@ -135,7 +135,12 @@ class BackendPool:
         """Run all jobs at once; results in their order."""
         self._begin()
         waiting = self._submit_all([job.backend for job in jobs], self._forward, jobs, _is_finite_forward)
-        results = [self._forward_result(job, future) for job, future in zip(jobs, waiting, strict=True)]
+        try:
+            results = [self._forward_result(job, future) for job, future in zip(jobs, waiting, strict=True)]
+        except BaseException:  # no failure of a backend, but an error that ends the step: the others' parts go with it
+            done = [future for future in waiting if future is not None and future.exception() is None]
+            self.drop([future.result()[0][1] for future in done])
+            raise
         self._tell_wrong([part for _, part in results])
         return results
 

@@ -16,7 +16,7 @@ from coterie.backends.torch_backend import TorchBackend
 from coterie.errors import BackendError
 from coterie.heads.dealing import count_of, joined, part_inner, part_inputs, part_shape, part_weights
 from coterie.heads.part_job import PartJob
-from coterie.heads.pool import BackendPool
+from coterie.heads.pool import BackendPool, PartSaved
 from coterie.heads.verifying import VERIFY_EVERY
 
 ATTENTION = AttentionShape(
@@ -267,6 +267,33 @@ def test_an_error_in_the_callers_thread_comes_when_all_have_ended(pool):
     with pytest.raises(BackendError, match="no more"):
         pool.call_together({"torch": fail, "numpy": lambda _: ended.append(1)})
     assert ended
+
+
+def test_an_error_that_ends_the_step_takes_the_other_backends_parts_with_it(pool, faulty, monkeypatch):
+    class Unforeseen(Exception):
+        pass
+
+    def fail(*_args, **_kwargs):
+        raise Unforeseen
+
+    kept = []
+    numpy_backend = pool._backends["numpy"]
+    forward = numpy_backend.forward
+
+    def remembered(*args, **kwargs):
+        outputs, saved = forward(*args, **kwargs)
+        kept.append(saved)
+        return outputs, saved
+
+    monkeypatch.setattr(faulty, "forward", fail)
+    monkeypatch.setattr(numpy_backend, "forward", remembered)
+    released = []
+    monkeypatch.setattr(PartSaved, "release", lambda part: released.extend(part.saved))
+    with pytest.raises(Unforeseen):
+        run(pool, NEURONS, {"numpy": 15, "faulty": 15})
+    pool.call("numpy", lambda _: pool._release_dropped("numpy"))
+    assert kept
+    assert released == kept
 
 
 def test_weights_that_came_within_an_inference_may_be_trained_later(pool):
