@@ -270,11 +270,11 @@ def test_an_error_in_the_callers_thread_comes_when_all_have_ended(pool):
 
 
 def test_an_error_that_ends_the_step_takes_the_other_backends_parts_with_it(pool, faulty, monkeypatch):
-    class Unforeseen(Exception):
+    class UnforeseenError(Exception):
         pass
 
     def fail(*_args, **_kwargs):
-        raise Unforeseen
+        raise UnforeseenError
 
     kept = []
     numpy_backend = pool._backends["numpy"]
@@ -289,7 +289,7 @@ def test_an_error_that_ends_the_step_takes_the_other_backends_parts_with_it(pool
     monkeypatch.setattr(numpy_backend, "forward", remembered)
     released = []
     monkeypatch.setattr(PartSaved, "release", lambda part: released.extend(part.saved))
-    with pytest.raises(Unforeseen):
+    with pytest.raises(UnforeseenError):
         run(pool, NEURONS, {"numpy": 15, "faulty": 15})
     pool.call("numpy", lambda _: pool._release_dropped("numpy"))
     assert kept
