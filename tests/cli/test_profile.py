@@ -5,7 +5,9 @@ import json
 import pytest
 from transformers import BertConfig, GPT2Config, LlamaConfig, MambaConfig
 
+from coterie.errors import BackendError
 from coterie.measure.layer_shapes import layer_shapes
+from coterie.measure.share_work import ShareWork
 
 SHORT = ("--rows", "1", "--tokens", "4", "--backends", "torch,numpy")
 
@@ -51,7 +53,7 @@ def test_text_shows_tables_and_the_allocation(told, base_model):
     assert lines[heads + 1].split() == ["KV", "groups", "torch", "numpy"]
     assert [line.split()[0] for line in lines[heads + 2 : heads + 4]] == ["1", "2"]
     assert "micro-batches of 1 row of 4 tokens, full" in lines[0]
-    allocation = lines[lines.index("allocation") + 1 :]
+    allocation = lines[lines.index("allocation, of a micro-batch and block") + 1 :]
     assert allocation[0].split()[0] == "heads"
     assert "alone" in allocation[0]
     assert any(line.split()[0] == "layer" for line in allocation)
@@ -112,3 +114,14 @@ def test_shapes_are_read_off_the_config():
     gpt2 = layer_shapes(GPT2Config())
     assert gpt2.neurons is not None
     assert (gpt2.neurons.neurons, gpt2.neurons.activation) == (3072, "gelu_tanh")
+
+
+def test_what_no_backend_can_compute_is_an_error_and_not_an_empty_table(told, base_model, monkeypatch):
+    def gone(_work, _backend):
+        raise BackendError("the device is gone")
+
+    monkeypatch.setattr(ShareWork, "once", gone)
+    code, out, err = told("profile", base_model, "--rows", "1", "--tokens", "5", "--backends", "numpy")
+    assert (code, out) == (19, "")
+    assert "no backend could compute a layer" in err
+    assert "1 x 5 tokens: numpy attention: it failed: the device is gone" in err

@@ -8,7 +8,7 @@ import msgspec
 from coterie.backends.backend import BackendInfo
 from coterie.backends.catalog import find_backends
 from coterie.backends.shares import Need
-from coterie.errors import UnsupportedModelError
+from coterie.errors import BackendError, UnsupportedModelError
 from coterie.heads.pool import BackendPool
 from coterie.measure.backend_profile import ProfileSettings, profile_backends
 from coterie.measure.layer_shapes import LayerShapes, layer_shapes
@@ -95,6 +95,13 @@ def profile_compute(wish: ProfileWish, progress: Callable[[str, int, int], None]
         infos = pool.infos
         settings = ProfileSettings(again=wish.again, progress=progress)
         profile = profile_backends(pool, shapes.attention, shapes.neurons, conditions, settings)
+    if not profile.groups and not profile.neurons:
+        failures = [f"{one.name} {part}: {note}" for one in profile.backends for part, note in one.notes.items()]
+        raise BackendError(
+            f"no backend could compute a layer of {source.name} with micro-batches of {wish.rows} x {wish.tokens} "
+            f"tokens: {'; '.join(failures)}",
+            hint="fewer --rows or --tokens, or other --backends; torch on the processor takes what fits into memory",
+        )
     return BackendsProfile(
         model=source.name,
         shapes=shapes,

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from coterie.api import BackendsProfile
     from coterie.planner.head_allocation import HeadAllocation, PartAllocation
-    from coterie.profiles.backend_profile import ShareTiming, Together
+    from coterie.profiles.backend_profile import DeviceBackends, ShareTiming, Together
 
 
 def add_parser(verbs: "argparse._SubParsersAction[Parser]") -> Parser:
@@ -86,7 +86,9 @@ def run(args: argparse.Namespace) -> int:
 def _text(found: "BackendsProfile", method: str) -> str:
     profile, shapes = found.profile, found.shapes
     size = f"micro-batches of {counted(profile.rows, 'row')} of {counted(profile.tokens, 'token')}, {method}"
-    parts = [f"{found.model}: {counted(shapes.blocks, 'block')}, one measured; {size}"]
+    threads = max((backend.threads for backend in profile.backends), default=0)
+    of = f", {counted(threads, 'thread')} of the processor for each backend" if threads else ""
+    parts = [f"{found.model}: {counted(shapes.blocks, 'block')}, one measured; {size}{of}"]
     parts += list(shapes.notes)
     present = [
         (info.name, f"{info.device} ({info.kind}), {info.driver}", f"self-test {found.errors[info.name]:.1e}")
@@ -111,7 +113,7 @@ def _text(found: "BackendsProfile", method: str) -> str:
     notes = [(b.name, f"{part}: {note}") for b in profile.backends for part, note in b.notes.items()]
     if notes:
         parts.append("\nnot wholly measured\n" + aligned(notes))
-    parts.append(f"\nallocation\n{_allocation(found.allocation)}")
+    parts.append(f"\nallocation, of a micro-batch and block\n{_allocation(found.allocation, profile)}")
     return "\n".join(parts)
 
 
@@ -140,7 +142,7 @@ def _cell(timing: "ShareTiming | None") -> str:
     return f"{timing.fused_s * 1e3:.3g}{each}"
 
 
-def _allocation(allocation: "HeadAllocation") -> str:
+def _allocation(allocation: "HeadAllocation", profile: "DeviceBackends") -> str:
     rows: list[tuple[str, ...]] = []
     parts = [("heads", allocation.attention), ("neurons", allocation.neurons)]
     found = [(title, part) for title, part in parts if part is not None]
@@ -149,9 +151,15 @@ def _allocation(allocation: "HeadAllocation") -> str:
         rows += [("", f"without {name}", reason) for name, reason in part.left_out.items()]
     if len(found) > 1:
         both = sum(part.predicted_s for _, part in found)
-        singles = {part.best_single for _, part in found}
-        alone = " and ".join(sorted(singles))
-        rows.append(("layer", "", _prediction(both, sum(part.best_single_s for _, part in found), alone)))
+        alone = {
+            one.name: one.attention[-1].seconds + one.neurons[-1].seconds
+            for one in profile.backends
+            if one.attention[-1:] and one.attention[-1].count == profile.groups
+            if one.neurons[-1:] and one.neurons[-1].count == profile.neurons
+        }
+        # Heads and neurons may have been measured on different ones, each failing at what the other can.
+        name = min(alone, key=alone.__getitem__, default="")
+        rows.append(("layer", "", _prediction(both, alone[name], name) if name else format_seconds(both)))
     return aligned(rows)
 
 

@@ -124,6 +124,7 @@ def profile_device(  # noqa: PLR0913 - plain facts about one device, each named 
         # Where sharing is prescribed there is nothing to choose from.
         timings=tuple(one.shared if must_share and one.shared is not None else one.alone for one in timings),
         shared_timings=shared,
+        must_share=must_share,
         # Copies lie in the processor's memory, which no accelerator's budget is about.
         shared_memory=sharing.memory if sharing is not None and device_type == "cpu" else SharedMemory(),
         flops_per_s=flops_per_s,

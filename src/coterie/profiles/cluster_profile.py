@@ -52,6 +52,10 @@ class SharedMemory(msgspec.Struct, frozen=True, kw_only=True):
     working: int = 0
 
 
+LEAST_BLOCK_GAIN = 0.1
+"""A shared block must make torch's own at least this much longer, or nothing is shared."""
+
+
 class DeviceProfile(msgspec.Struct, frozen=True, kw_only=True):
     """One device, as its worker measured it.
 
@@ -65,6 +69,7 @@ class DeviceProfile(msgspec.Struct, frozen=True, kw_only=True):
         threads: Compute threads.
         timings: Measured seconds per kind of unit, on torch alone.
         shared_timings: The same of the kinds whose layers its compute backends can share, shared.
+        must_share: Layers are shared whatever that takes: who gets what was prescribed.
         flops_per_s: Measured speed of a plain matrix product; stands in for kinds without a timing.
         update_bytes_per_s: Trained bytes that an optimizer update passes per second.
         bfloat16_speed: Speed of a bfloat16 matrix product against a float32 one, measured where a run computes in it.
@@ -82,6 +87,7 @@ class DeviceProfile(msgspec.Struct, frozen=True, kw_only=True):
     threads: int = 1
     timings: tuple[UnitTiming, ...] = ()
     shared_timings: tuple[UnitTiming, ...] = ()
+    must_share: bool = False
     flops_per_s: float
     update_bytes_per_s: float = 1e9
     bfloat16_speed: float = 1.0
@@ -91,11 +97,14 @@ class DeviceProfile(msgspec.Struct, frozen=True, kw_only=True):
     backend_notes: tuple[str, ...] = ()
 
     def shares_at(self, rows: int) -> bool:
-        """Whether its backends share layers in micro-batches of `rows` rows: with few rows that may cost more time."""
+        """Whether its backends share layers in micro-batches of `rows` rows: with few rows that may cost more time.
+
+        Torch alone has to take notably longer: what is won must be more than what measurements are wrong by.
+        """
         alone = {timing.kind: timing for timing in self.timings}
         both = [(alone[shared.kind], shared) for shared in self.shared_timings if shared.kind in alone]
         alone_s, shared_s = (sum(pair[side].seconds(rows) for pair in both) for side in (0, 1))
-        return bool(both) and shared_s <= alone_s
+        return bool(both) and (self.must_share or shared_s * (1 + LEAST_BLOCK_GAIN) <= alone_s)
 
     def timing_of(self, kind: str, rows: int) -> UnitTiming | None:
         """What such a unit takes in micro-batches of `rows` rows; None if it was not measured."""
