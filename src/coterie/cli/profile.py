@@ -106,7 +106,9 @@ def _text(found: "BackendsProfile", method: str) -> str:
         parts.append("\nfeed-forward neurons, ms\n" + _table("neurons", columns))
     beside = [(tried.part, _times(tried)) for tried in profile.together if tried.slowed]
     if beside:
-        parts.append("\nside by side, times as long as alone\n" + aligned(beside))
+        busier = any(times < 1 for tried in profile.together for times in tried.slowed.values())
+        why = " (below 1: the machine was busier when they were measured alone)" if busier else ""
+        parts.append(f"\nside by side, times as long as alone{why}\n" + aligned(beside))
     if profile.dealing_s and len(profile.backends) > 1:
         costs = [(part, f"{seconds * 1e3:.3g}") for part, seconds in profile.dealing_s.items()]
         parts.append("\ndealing out and joining, ms\n" + aligned(costs))

@@ -126,13 +126,13 @@ class TogetherBench:
 
 
 def _growth(dealt: PartAllocation, seconds: Mapping[str, float], slowed: Mapping[str, float]) -> dict[str, float]:
-    """Seconds side by side over those alone, at least 1; what was predicted has what was known of that in it.
+    """Seconds side by side over those alone; what was predicted has what was known of that in it.
 
-    Nobody is faster beside others: less than 1 says that the machine was busier before. Nothing of those for which a
-    coarse clock did not move.
+    Less than 1 says that the machine was busier before: what was measured last, with all of them at work, is believed.
+    Nothing of those for which a coarse clock did not move.
     """
     return {
-        share.backend: max(1.0, slowed.get(share.backend, 1.0) * seconds[share.backend] / share.predicted_s)
+        share.backend: slowed.get(share.backend, 1.0) * seconds[share.backend] / share.predicted_s
         for share in dealt.shares
         if share.predicted_s > 0 and seconds[share.backend] > 0
     }
