@@ -4,7 +4,8 @@ torch has one thread, PoCL one compute unit, NumPy one thread: three backends fo
 leaves one out (the paper's Figures 2 and 6); "other" is the one that it takes beside torch. Everything that is compared
 alternates within one run. The ideal is `1/(1/t1 + 1/t2)` of the times that the two backends take with nothing beside
 them; "of both beside" is the same of the times that they take while the other computes a layer of its own: all that two
-cores of this machine give at that moment; "torch on two threads" is one backend on both of them. Layers are timed by
+cores of this machine give at that moment; "torch on two threads" is one backend on both of them. Attention is timed
+with its projections and residual, without the norm after it, which belongs to the layer. Layers are timed by
 the clock, on two free cores: rounds in which somebody else took one do not count, as long as enough are left. Whole
 steps run on emulated devices, which count CPU seconds: a device's own, and those of the slowest of its backends where
 several work at once.

@@ -74,7 +74,7 @@ def profile_compute(wish: ProfileWish, progress: Callable[[str, int, int], None]
     Raises:
         ModelError: The model cannot be read.
         UnsupportedModelError: None of its parts can be split.
-        BackendError: A backend that was named is absent.
+        BackendError: A backend that was named is absent, or none could compute a layer.
     """
     source = open_model(wish.model)
     shapes = layer_shapes(source.config)

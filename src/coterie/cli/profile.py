@@ -111,7 +111,9 @@ def _text(found: "BackendsProfile", method: str) -> str:
         parts.append(f"\nside by side, times as long as alone{why}\n" + aligned(beside))
     if profile.dealing_s and len(profile.backends) > 1:
         costs = [(part, f"{seconds * 1e3:.3g}") for part, seconds in profile.dealing_s.items()]
-        parts.append("\ndealing out and joining, ms\n" + aligned(costs))
+        parts.append(
+            "\ndealing out and joining, ms a micro-batch and block, if several backends share\n" + aligned(costs)
+        )
     notes = [(b.name, f"{part}: {note}") for b in profile.backends for part, note in b.notes.items()]
     if notes:
         parts.append("\nnot wholly measured\n" + aligned(notes))
